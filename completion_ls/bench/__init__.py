@@ -1,0 +1,1 @@
+"""Measurements through the whole product: a scripted editor, replay of recorded typing."""

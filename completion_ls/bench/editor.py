@@ -1,0 +1,192 @@
+"""A scripted editor: speaks LSP to a real `completion-ls --stdio`, for the demo and measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from completion_ls.lsp.channel import frame
+
+Progress = Callable[[str, int], None]
+
+
+class EditorError(Exception):
+    """The server answered with an error or has gone; the message is its sentence."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One streaming request under way. Times are seconds since it was sent; None until it happened."""
+
+    id: int
+    sent: float
+    text: str = ""
+    first_text_s: float | None = None
+    answered_s: float | None = None
+    cancelled: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, items: list[dict[str, Any]]) -> None:
+        """Take the items of a notification or of the response."""
+        self.text = items[0]["insertText"] if items else ""
+        if self.text and self.first_text_s is None:
+            self.first_text_s = time.perf_counter() - self.sent
+        self.changed.set()
+
+    @property
+    def first_s(self) -> float | None:
+        """When the first text was there, or the answer that there is none."""
+        return self.first_text_s if self.first_text_s is not None else self.answered_s
+
+
+class Editor:
+    """One document in one server process. Offsets are in code points."""
+
+    def __init__(self, uri: str, language: str, text: str) -> None:
+        self.uri, self.language, self.text = uri, language, text
+        self.messages: list[str] = []
+        self._version = 0
+        self._ids = itertools.count(1)
+        self._responses: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, Request] = {}
+        self._progress: Progress = lambda text, percent: None
+
+    async def start(self, progress: Progress = lambda text, percent: None) -> None:
+        """Start the server, initialize it and open the document."""
+        self._progress = progress
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "completion_ls", "--stdio"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 26,
+        )
+        self._listening = asyncio.create_task(self._listen())
+        capabilities = {
+            "general": {"positionEncodings": ["utf-32"]},
+            "window": {"workDoneProgress": True},
+        }
+        await self.call("initialize", {"processId": None, "capabilities": capabilities})
+        self.notify("initialized", {})
+        document = {"uri": self.uri, "languageId": self.language, "version": 0, "text": self.text}
+        self.notify("textDocument/didOpen", {"textDocument": document})
+
+    async def stop(self) -> None:
+        """Shut the server down (the daemon stays)."""
+        await self.call("shutdown", None)
+        self.notify("exit", None)
+        await self._process.wait()
+        self._listening.cancel()
+
+    def edit(self, offset: int, deleted: int, inserted: str) -> int:
+        """Change the document; returns the offset behind the insertion, where the cursor is."""
+        start, end = self._position(offset), self._position(offset + deleted)
+        self.text = self.text[:offset] + inserted + self.text[offset + deleted :]
+        self._version += 1
+        change = {"range": {"start": start, "end": end}, "text": inserted}
+        identifier = {"uri": self.uri, "version": self._version}
+        self.notify(
+            "textDocument/didChange", {"textDocument": identifier, "contentChanges": [change]}
+        )
+        return offset + len(inserted)
+
+    def ask(self, offset: int) -> Request:
+        """Ask for the completion at an offset, streamed."""
+        id = next(self._ids)
+        request = self._requests[id] = Request(id, time.perf_counter())
+        self._write(
+            {
+                "id": id,
+                "method": "completionLs/streamInlineCompletion",
+                "params": {
+                    "streamId": id,
+                    "textDocument": {"uri": self.uri},
+                    "position": self._position(offset),
+                    "context": {"triggerKind": 2},
+                },
+            }
+        )
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request that has no answer yet."""
+        if request.answered_s is None:
+            self.notify("$/cancelRequest", {"id": request.id})
+
+    async def first(self, request: Request) -> None:
+        """Wait until the first text is there, or the answer that there is none."""
+        while request.first_s is None:
+            request.changed.clear()
+            await request.changed.wait()
+
+    async def answered(self, request: Request) -> None:
+        """Wait for the response."""
+        while request.answered_s is None:
+            request.changed.clear()
+            await request.changed.wait()
+
+    async def call(self, method: str, params: object) -> Any:
+        """Send a request and wait for its result. Raises EditorError."""
+        id = next(self._ids)
+        self._responses[id] = asyncio.get_running_loop().create_future()
+        self._write({"id": id, "method": method, "params": params})
+        return await self._responses[id]
+
+    def notify(self, method: str, params: object) -> None:
+        """Send a notification."""
+        self._write({"method": method, "params": params})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(frame(json.dumps({"jsonrpc": "2.0", **message}).encode()))
+
+    def _position(self, offset: int) -> dict[str, int]:
+        line = self.text.count("\n", 0, offset)
+        return {"line": line, "character": offset - self.text.rfind("\n", 0, offset) - 1}
+
+    async def _listen(self) -> None:
+        reader = self._process.stdout
+        assert reader is not None
+        try:
+            while True:
+                header = await reader.readuntil(b"\r\n\r\n")
+                length = int(header.split(b":")[1].split(b"\r\n")[0])
+                self._take(json.loads(await reader.readexactly(length)))
+        except asyncio.IncompleteReadError:
+            error = EditorError("The language server has ended.")
+            for waiting in self._responses.values():
+                if not waiting.done():
+                    waiting.set_exception(error)
+            for request in self._requests.values():
+                request.answered_s = time.perf_counter() - request.sent
+                request.changed.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        method, params = message.get("method"), message.get("params")
+        if method == "completionLs/partialInlineCompletion":
+            if request := self._requests.get(params["streamId"]):
+                request.note(params["items"])
+        elif method == "$/progress":
+            value = params["value"]
+            self._progress(value.get("message") or "", value.get("percentage") or 0)
+        elif method == "window/showMessage":
+            self.messages.append(params["message"])
+        elif method is not None and "id" in message:
+            self._write({"id": message["id"], "result": None})
+        elif request := self._requests.pop(message.get("id", -1), None):
+            request.answered_s = time.perf_counter() - request.sent
+            if result := message.get("result"):
+                request.note(result["items"])
+            request.cancelled = "error" in message
+            request.changed.set()
+        elif waiting := self._responses.pop(message.get("id", -1), None):
+            if "error" in message:
+                waiting.set_exception(EditorError(message["error"]["message"]))
+            else:
+                waiting.set_result(message.get("result"))

@@ -1,0 +1,69 @@
+"""`completion-ls daemon run` and `stop`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from completion_ls.config.sources import SettingsError, resolve_strict
+from completion_ls.daemon.server import AlreadyRunning, Daemon
+from completion_ls.wire.connection import Connection, NoDaemon, Refused
+from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+from completion_ls.wire.messages import Stop
+
+STOP_TIMEOUT_S = 10.0
+
+
+def run(config_file: str | None) -> int:
+    """Serve until stopped; the configuration comes from the user's settings or a front."""
+    try:
+        if config_file is None:
+            config = DaemonConfig.of(resolve_strict())
+        else:
+            text = sys.stdin.read() if config_file == "-" else Path(config_file).read_text()
+            config = DaemonConfig.model_validate_json(text)
+        logging.getLogger("completion_ls").setLevel(config.log_level.upper())
+        asyncio.run(Daemon(config, Endpoint.of(config)).run())
+    except (SettingsError, OSError, ValueError) as error:
+        print(f"completion-ls daemon: {error}", file=sys.stderr)
+        return 1
+    except AlreadyRunning as error:
+        print(f"completion-ls daemon: {error}", file=sys.stderr)
+        return 0
+    # The engine thread may still be loading; nothing of it is worth waiting for.
+    logging.shutdown()
+    os._exit(0)
+
+
+def stop() -> int:
+    """Stop every daemon of this user; 1 where one did not leave."""
+    return asyncio.run(_stop_all())
+
+
+async def _stop_all() -> int:
+    stopped = failed = 0
+    for endpoint in Endpoint.all():
+        try:
+            connection = await Connection.open(endpoint)
+        except NoDaemon:
+            continue
+        except Refused as error:
+            print(f"completion-ls: {endpoint.name}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        connection.send(Stop())
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                while await connection.receive():
+                    pass
+            stopped += 1
+        except TimeoutError:
+            pid = connection.welcome.pid
+            print(f"completion-ls: daemon {pid} does not leave; kill it.", file=sys.stderr)
+            failed += 1
+        connection.close()
+    print(f"{stopped} daemon{'' if stopped == 1 else 's'} stopped.")
+    return 1 if failed else 0

@@ -1,0 +1,157 @@
+"""Parse the command line and hand over. Imports little: an editor waits for `--stdio`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from completion_ls import __version__
+
+DESCRIPTION = """\
+Inline code completion (ghost text) from a model on this machine. An editor starts
+`completion-ls --stdio`; the engine daemon that holds the model is started when it is needed.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if options.profile:
+        # Every part, the daemon too, reads the same sources; so this goes where they look.
+        os.environ["COMPLETION_LS_PROFILE"] = options.profile
+    if options.command is None and not _transport(options):
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has seen enough (| head); nothing more can be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case None | "serve":
+            return _serve(options)
+        case "daemon":
+            from completion_ls.cli import daemon
+
+            return daemon.run(options.config) if options.action == "run" else daemon.stop()
+        case "status":
+            from completion_ls.cli import status
+
+            return status.show(as_json=options.json, watch=options.watch)
+        case "models":
+            from completion_ls.cli import models
+
+            match options.action:
+                case "pull":
+                    return models.pull(options.name)
+                case "path":
+                    return models.path(options.name)
+                case _:
+                    return models.list_models()
+        case "demo":
+            from completion_ls.cli import demo
+
+            return demo.run(speed=options.speed)
+        case _:
+            from completion_ls.cli import bench
+
+            return bench.replay(options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from completion_ls.lsp import serve
+
+    match _transport(options):
+        case ["tcp", (host, port)]:
+            return serve.serve_tcp(host, port)
+        case ["pipe", path]:
+            return serve.serve_pipe(path)
+        case ["socket", port]:
+            return serve.serve_socket(port)
+        case _:
+            return serve.serve_stdio()
+
+
+def _transport(options: argparse.Namespace) -> tuple[str, object] | None:
+    for name in ("stdio", "tcp", "pipe", "socket"):
+        if value := getattr(options, name, None):
+            return name, value
+    return None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    transport = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    group = transport.add_argument_group("language server")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("--stdio", action="store_true", help="speak LSP on standard input and output")
+    one.add_argument("--tcp", type=_address, metavar="HOST:PORT", help="listen for editors there")
+    one.add_argument(
+        "--pipe", type=Path, metavar="NAME", help="connect to the editor at this pipe, or listen"
+    )
+    one.add_argument("--socket", type=int, metavar="PORT", help="connect to the editor at this port")
+    # Some clients add it; the process id in `initialize` says the same.
+    group.add_argument("--clientProcessId", type=int, help=argparse.SUPPRESS)
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--profile", metavar="NAME", help="the profile of settings to use")
+
+    parser = argparse.ArgumentParser(
+        "completion-ls", description=DESCRIPTION, parents=[transport, common]
+    )
+    parser.add_argument("--version", action="version", version=f"completion-ls {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    def command(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=list(parents))
+
+    command("serve", "The language server (as without a command).", transport)
+    command("demo", "A typed session in this terminal: ghost text and its figures.").add_argument(
+        "--speed", type=float, default=1.0, metavar="N", help="type N times as fast (default 1)"
+    )
+    status = command("status", "What the engine daemons of this user are doing.")
+    status.add_argument("--json", action="store_true", help="print the figures as JSON")
+    status.add_argument("--watch", action="store_true", help="keep showing them until interrupted")
+    daemon = command("daemon", "The process that holds the model.").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    run = daemon.add_parser("run", help="run it in the foreground")
+    run.add_argument(
+        "--config", metavar="FILE", help="settings as JSON, - for standard input (for fronts)"
+    )
+    daemon.add_parser("stop", help="stop the daemons of this user")
+    models = command("models", "Models on this machine.").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    for action, text in (("pull", "fetch a model"), ("path", "print the folder of a model")):
+        models.add_parser(action, help=text).add_argument("name", nargs="?", metavar="NAME")
+    models.add_parser("list", help="list what can be fetched and what is here")
+    replay = command("bench", "Measurements.").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    ).add_parser("replay", help="type a recorded session through server and daemon")
+    replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
+    replay.add_argument("--keystrokes", type=int, default=500, metavar="N", help="how many (500)")
+    replay.add_argument("--start", type=int, default=0, metavar="N", help="transactions to skip")
+    replay.add_argument(
+        "--gap-ms", type=float, default=0.0, metavar="MS", help="pause between keystrokes (0)"
+    )
+    replay.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser

@@ -1,0 +1,59 @@
+"""Where files lie on this machine. Every folder can be moved by one environment variable."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import platformdirs
+
+APP = "completion-ls"
+
+
+def cache_dir() -> Path:
+    """Folder for models that were fetched or converted ($COMPLETION_LS_CACHE_DIR)."""
+    return Path(
+        os.environ.get("COMPLETION_LS_CACHE_DIR") or platformdirs.user_cache_dir(APP, appauthor=False)
+    )
+
+
+def config_file() -> Path:
+    """The user's settings file ($COMPLETION_LS_CONFIG); it need not exist."""
+    named = os.environ.get("COMPLETION_LS_CONFIG")
+    return Path(named) if named else Path(platformdirs.user_config_dir(APP, appauthor=False), "config.toml")
+
+
+def log_dir() -> Path:
+    """Folder for the daemon's log ($COMPLETION_LS_LOG_DIR)."""
+    return Path(
+        os.environ.get("COMPLETION_LS_LOG_DIR") or platformdirs.user_log_dir(APP, appauthor=False)
+    )
+
+
+def runtime_dir() -> Path:
+    """The private folder of sockets, locks and tokens ($COMPLETION_LS_RUNTIME_DIR); made when missing.
+
+    It must belong to this user and be closed to others (0700), whoever made it: a socket in a
+    folder of somebody else would hand them the user's code. Raises PermissionError otherwise.
+    """
+    named = os.environ.get("COMPLETION_LS_RUNTIME_DIR")
+    if named:
+        folder = Path(named)
+    elif os.environ.get("XDG_RUNTIME_DIR"):
+        folder = Path(os.environ["XDG_RUNTIME_DIR"]) / APP
+    else:
+        folder = Path(platformdirs.user_runtime_dir(APP, appauthor=False))
+        if not folder.parent.is_dir():  # no session manager made /run/user/UID
+            folder = Path(platformdirs.user_cache_dir(APP, appauthor=False), "run")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name == "posix":
+        state = folder.lstat()
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+            raise PermissionError(
+                f"The folder {folder} is a link or belongs to another user, so no socket is put there. "
+                "Remove it, or name another folder in COMPLETION_LS_RUNTIME_DIR."
+            )
+        if stat.S_IMODE(state.st_mode) & 0o077:
+            folder.chmod(0o700)
+    return folder

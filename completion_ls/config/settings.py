@@ -1,0 +1,92 @@
+"""All settings with their types, defaults and meaning. The README's table is made from this file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """What all sections share: unknown keys are errors, values are checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(Section):
+    """Which model answers."""
+
+    name: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
+    """A name from `completion-ls models list`, a Hugging Face folder, or a .gguf file."""
+    format: Literal["auto", "plain", "qwen", "starcoder"] = "auto"
+    """How prefix and suffix are put into the prompt (FIM format); `auto` looks at the tokenizer."""
+
+
+class EngineSettings(Section):
+    """How it is computed."""
+
+    kind: Literal["torch_cpu"] = "torch_cpu"
+    """The library that computes."""
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """CPU threads; 0 takes the number of physical cores."""
+    prefill_chunk: Annotated[int, Field(ge=16, le=4096)] = 128
+    """Prompt tokens per step; a newer keystroke waits for one step at most."""
+    kv_memory_mb: Annotated[int, Field(ge=16)] = 512
+    """Most memory for KV caches of all documents together, in MiB."""
+
+
+class PromptSettings(Section):
+    """What the model sees."""
+
+    max_tokens: Annotated[int, Field(ge=64, le=131072)] = 2048
+    """Most prompt tokens."""
+    suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25
+    """Part of the prompt given to text below the cursor."""
+
+
+class CompletionSettings(Section):
+    """What is offered."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most tokens of one suggestion."""
+    temperature: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """Sampling temperature; 0 always takes the most probable token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; has no effect at temperature 0."""
+    seed: int = 0
+    """Seed of the sampling."""
+    lines: Literal["auto", "single", "multi"] = "auto"
+    """One line or several; `auto` offers several on an empty line and at the start of a block."""
+    max_lines: Annotated[int, Field(ge=1, le=200)] = 12
+    """Most lines of one suggestion."""
+
+
+class ServerSettings(Section):
+    """How the language server behaves."""
+
+    completion_items: bool = False
+    """Also answer `textDocument/completion`, for editors without inline completion."""
+    disabled_languages: list[str] = []
+    """Language ids in which nothing is offered unless asked by hand."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """What goes to stderr and to the daemon's log. Code is never logged."""
+
+
+class DaemonSettings(Section):
+    """The process that holds the model."""
+
+    idle_exit_s: Annotated[float, Field(ge=0)] = 1800.0
+    """The daemon leaves after this many seconds without a client; 0 keeps it for ever."""
+    transport: Literal["auto", "unix", "tcp"] = "auto"
+    """Unix socket or loopback TCP with a token; `auto` takes a Unix socket where there are any."""
+
+
+class Settings(Section):
+    """Everything, section by section."""
+
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    prompt: PromptSettings = PromptSettings()
+    completion: CompletionSettings = CompletionSettings()
+    server: ServerSettings = ServerSettings()
+    daemon: DaemonSettings = DaemonSettings()

@@ -1,0 +1,219 @@
+"""Where settings come from, in one order (a later one wins):
+
+1. the defaults in `settings`;
+2. a profile, `configs/NAME.toml`, named by `profile` in any later source (default: cpu);
+3. the user's file, `config.toml` in the configuration folder;
+4. environment variables, COMPLETION_LS_SECTION__KEY=value (and COMPLETION_LS_PROFILE=name);
+5. what the editor sends: `initializationOptions`, then `workspace/didChangeConfiguration`;
+6. options of the command line.
+
+A wrong key or value does not stop a server: it is left out, and a Problem says what is wrong, where,
+and what was perhaps meant. Reading the sources (`collect`) needs no pydantic, so that the answer to
+`initialize` need not wait for it; `resolve` checks them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from completion_ls.config import paths
+
+if TYPE_CHECKING:
+    from completion_ls.config.settings import Settings
+
+DEFAULT_PROFILE = "cpu"
+ENVIRONMENT_PREFIX = "COMPLETION_LS_"
+PROFILE_KEY = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One place that settings were read from; `name` is what an error calls it."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A setting that was not taken. `str()` is a sentence for the user."""
+
+    key: str
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        where = f"Setting {self.key!r} in {self.source}" if self.key else self.source
+        return f"{where}: {self.text}"
+
+
+class SettingsError(Exception):
+    """Raised where wrong settings must stop a command; the message has one sentence a line."""
+
+
+def profiles_dir() -> Path:
+    """The folder of profiles: inside the installed package, or the checkout's `configs/`."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that can be chosen."""
+    return sorted(file.stem for file in profiles_dir().glob("*.toml"))
+
+
+def collect(
+    editor: Iterable[tuple[str, object]] = (), command_line: Mapping[str, Any] | None = None
+) -> tuple[list[Source], list[Problem]]:
+    """Read every source, weakest first. `editor` holds (name, value) pairs as the client sent them."""
+    problems: list[Problem] = []
+    later = [_user_file(problems), _environment(os.environ)]
+    later += [_editor(name, value, problems) for name, value in editor]
+    later.append(Source("the command line", command_line or {}))
+    named = DEFAULT_PROFILE, "the default"
+    for source in later:
+        profile = source.values.get(PROFILE_KEY)
+        if isinstance(profile, str):
+            named = profile, source.name
+        elif profile is not None:
+            problems.append(Problem(PROFILE_KEY, source.name, "it must be the name of a profile."))
+    return [_profile(*named, problems), *later], problems
+
+
+def lookup(sources: Iterable[Source], section: str, key: str) -> Any:
+    """The unchecked value of one setting, or None where no source has it."""
+    found = None
+    for source in sources:
+        values = source.values.get(section)
+        if isinstance(values, Mapping) and key in values:
+            found = values[key]
+    return found
+
+
+def resolve(
+    editor: Iterable[tuple[str, object]] = (), command_line: Mapping[str, Any] | None = None
+) -> tuple[Settings, list[Problem]]:
+    """All sources merged and checked: the settings in force, and what was not taken."""
+    from pydantic import ValidationError
+
+    from completion_ls.config.settings import Settings
+
+    sources, problems = collect(editor, command_line)
+    merged: dict[str, dict[str, Any]] = {}
+    origin: dict[tuple[str, str], str] = {}
+    for source in sources:
+        for section, values in source.values.items():
+            if section == PROFILE_KEY:
+                continue
+            if section not in Settings.model_fields:
+                problems.append(_unknown(section, source, Settings.model_fields))
+                continue
+            if not isinstance(values, Mapping):
+                problems.append(Problem(section, source.name, "it must be a table of settings."))
+                continue
+            known = Settings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+            for key, value in values.items():
+                if key not in known:
+                    problems.append(_unknown(f"{section}.{key}", source, known))
+                else:
+                    merged.setdefault(section, {})[key] = value
+                    origin[section, key] = source.name
+    while True:
+        try:
+            return Settings.model_validate(merged), problems
+        except ValidationError as error:
+            # Leave out what is wrong and check again: the default stands in for it.
+            for detail in error.errors():
+                section, key = str(detail["loc"][0]), str(detail["loc"][1])
+                if merged.get(section, {}).pop(key, None) is not None:
+                    text = f"{_sentence(detail['msg'])} It is {detail['input']!r}."
+                    problems.append(Problem(f"{section}.{key}", origin[section, key], text))
+
+
+def resolve_strict(command_line: Mapping[str, Any] | None = None) -> Settings:
+    """The settings for a command; raises SettingsError where a server would go on without them."""
+    settings, problems = resolve(command_line=command_line)
+    if problems:
+        raise SettingsError("\n".join(str(problem) for problem in problems))
+    return settings
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _unknown(key: str, source: Source, known: Iterable[str]) -> Problem:
+    section, _, last = key.rpartition(".")
+    near = difflib.get_close_matches(last, list(known), n=1, cutoff=0.5)
+    full = f"{section}.{near[0]}" if near and section else (near[0] if near else "")
+    hint = f"Did you mean {full!r}?" if near else f"Known here: {', '.join(sorted(known))}."
+    return Problem(key, source.name, f"there is no such setting. {hint}")
+
+
+def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(Problem("", str(file), f"the file cannot be read ({error}); it is ignored."))
+    except tomllib.TOMLDecodeError as error:
+        problems.append(Problem("", str(file), f"the file is not TOML ({error}); it is ignored."))
+    return {}
+
+
+def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
+    file = profiles_dir() / f"{name}.toml"
+    if not (name in profile_names()):
+        near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(profile_names())}."
+        problems.append(Problem(PROFILE_KEY, named_in, f"there is no profile {name!r}. {hint}"))
+        file = profiles_dir() / f"{DEFAULT_PROFILE}.toml"
+    return Source(f"profile {file.name}", _read_toml(file, problems))
+
+
+def _user_file(problems: list[Problem]) -> Source:
+    file = paths.config_file()
+    return Source(str(file), _read_toml(file, problems))
+
+
+def _environment(environment: Mapping[str, str]) -> Source:
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        section, separator, key = name.partition("__")
+        if name == PROFILE_KEY:
+            values[PROFILE_KEY] = text
+        elif separator:
+            # Written as in TOML where it is TOML (numbers, booleans, lists), plain text otherwise.
+            try:
+                value = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                value = text
+            values.setdefault(section, {})[key] = value
+    return Source(f"the environment ({ENVIRONMENT_PREFIX}*)", values)
+
+
+def _editor(name: str, value: object, problems: list[Problem]) -> Source:
+    """The client's settings, plain or under our own name; null and unset values count as absent."""
+    if isinstance(value, Mapping):
+        for wrapper in ("completion-ls", "completionLs", "completion_ls"):
+            if set(value) == {wrapper} and isinstance(value[wrapper], Mapping | None):
+                value = value[wrapper] or {}
+                break
+    if value is None:
+        value = {}
+    if not isinstance(value, Mapping):
+        problems.append(Problem("", name, "it must be an object of settings; it is ignored."))
+        value = {}
+    return Source(name, {key: item for key, item in value.items() if item is not None})

@@ -1,0 +1,55 @@
+"""Load what a daemon serves: the model's files, its tokenizer, the engine, the prompt builder.
+
+This is the only place in the daemon that imports torch, and it does so on the engine's thread, so
+that the daemon listens and answers long before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from completion_ls.engines.contract import Engine
+from completion_ls.models.local import prepare
+from completion_ls.prompt.build import PromptBuilder
+from completion_ls.wire.endpoint import DaemonConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to serve."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    prompts: PromptBuilder
+
+
+def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded:
+    """Fetch, convert and load as needed. Raises exceptions whose text is for people."""
+    local = prepare(config.model.name, progress=progress)
+    progress(f"Loading {local.name}", 0.0)
+    tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    prompts = PromptBuilder(tokenizer, config.model.format, end_of_text_ids(local.folder))
+
+    from completion_ls.engines.torch_cpu import TorchCpuEngine
+
+    engine = TorchCpuEngine.load(local.folder, config.engine)
+    progress(f"{local.name} is loaded", 1.0)
+    return Loaded(local.name, engine, tokenizer, prompts)
+
+
+def end_of_text_ids(folder: Path) -> frozenset[int]:
+    """The ids that end a text, from generation_config.json and config.json."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        value = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)

@@ -1,0 +1,245 @@
+"""The daemon's event loop: listens, checks who comes, and carries messages to and from the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import logging
+import os
+import signal
+import time
+from collections.abc import Hashable
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+
+from completion_ls import __version__
+from completion_ls.daemon.worker import EngineBroken, LoadFailed, Outgoing, Published, Worker
+from completion_ls.wire import codec
+from completion_ls.wire.connection import HELLO_TIMEOUT_S
+from completion_ls.wire.endpoint import LOOPBACK, DaemonConfig, Endpoint
+from completion_ls.wire.messages import (
+    PROTOCOL,
+    AnsweredWithoutPass,
+    Cancel,
+    Complete,
+    Error,
+    GetStatus,
+    Hello,
+    Loading,
+    Message,
+    Ready,
+    Status,
+    Stop,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_UNREAD = 4 * 1024 * 1024
+"""A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
+
+
+class AlreadyRunning(Exception):
+    """Another daemon holds this endpoint."""
+
+
+class Peer:
+    """One connected front."""
+
+    def __init__(self, id: int, writer: asyncio.StreamWriter) -> None:
+        self.id = id
+        self._writer = writer
+
+    def send(self, message: Message) -> None:
+        """Queue a message, or hang up on a peer that does not read."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(codec.encode(message))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            log.warning("peer %d does not read its messages; it is cut off", self.id)
+            self._writer.transport.abort()
+
+    async def hang_up(self) -> None:
+        """Close after what was queued is sent."""
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+
+
+class Daemon:
+    """Serves one endpoint until it is told to stop or nobody has been there for a while."""
+
+    def __init__(self, config: DaemonConfig, endpoint: Endpoint) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._token: str | None = None
+        self._peers: dict[Hashable, Peer] = {}
+        self._ids = itertools.count(1)
+        self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
+        self._failure = ""
+        self._started = time.time()
+
+    async def run(self) -> None:
+        """Serve. Raises AlreadyRunning where another daemon has the endpoint, and OSError."""
+        life = FileLock(self._endpoint.life_lock)
+        try:
+            life.acquire(blocking=False)
+        except Timeout:
+            raise AlreadyRunning(f"A daemon already serves {self._endpoint.name}.") from None
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError):
+                self._loop.add_signal_handler(number, self._stopping.set)
+        self._endpoint.remove()  # left behind by a daemon that was killed
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._worker = Worker(self._config, self._publish)
+        server = await self._listen()
+        try:
+            self._worker.start()
+            self._watch_idleness()
+            await self._stopping.wait()
+        finally:
+            self._endpoint.remove()
+            server.close()
+            self._worker.close()
+            await asyncio.gather(*(peer.hang_up() for peer in self._peers.values()))
+            # Loading cannot be interrupted; the thread is a daemon thread and dies with us.
+            await asyncio.to_thread(self._worker.join, 2.0)
+            life.release()
+        log.info("left")
+
+    async def _listen(self) -> asyncio.Server:
+        if self._endpoint.uses_unix(self._config.daemon.transport):
+            mask = os.umask(0o177)
+            try:
+                return await asyncio.start_unix_server(self._serve, self._endpoint.socket_file)
+            finally:
+                os.umask(mask)
+        server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+        self._token = self._endpoint.write_tcp(server.sockets[0].getsockname()[1]).token
+        return server
+
+    def _watch_idleness(self) -> None:
+        if self._idle_timer:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if not self._peers and self._config.daemon.idle_exit_s:
+            seconds = self._config.daemon.idle_exit_s
+            self._idle_timer = self._loop.call_later(seconds, self._stopping.set)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(next(self._ids), writer)
+        try:
+            if await self._welcome(peer, reader):
+                self._peers[peer.id] = peer
+                self._watch_idleness()
+                peer.send(Error(code="load", text=self._failure) if self._failure else self._state)
+                await self._listen_to(peer, reader)
+        except codec.FrameError as error:
+            peer.send(Error(code="bad_frame", text=str(error)))
+        except OSError:
+            pass  # the peer has gone
+        finally:
+            if self._peers.pop(peer.id, None):
+                self._worker.cancel_all(peer.id)
+                self._watch_idleness()
+            await peer.hang_up()
+
+    async def _welcome(self, peer: Peer, reader: asyncio.StreamReader) -> bool:
+        try:
+            body = await asyncio.wait_for(codec.read_body(reader), HELLO_TIMEOUT_S)
+            hello = None if body is None else codec.decode(body, codec.front_messages)
+        except TimeoutError:
+            return False
+        except codec.MessageError as error:
+            peer.send(Error(code="bad_message", text=str(error)))
+            return False
+        if not isinstance(hello, Hello):
+            peer.send(Error(code="protocol", text="The first message must be hello."))
+        elif hello.protocol != PROTOCOL:
+            text = (
+                f"This daemon (completion-ls {__version__}) speaks protocol {PROTOCOL}, the other "
+                f"side (completion-ls {hello.version}) {hello.protocol}. Restart the older one."
+            )
+            peer.send(Error(code="protocol", text=text))
+        elif self._token is not None and not hmac.compare_digest(
+            self._token.encode(), hello.token.encode("utf-8", "surrogatepass")
+        ):
+            peer.send(Error(code="token", text="The token is wrong."))
+        else:
+            peer.send(Welcome(protocol=PROTOCOL, version=__version__, pid=os.getpid()))
+            return True
+        return False
+
+    async def _listen_to(self, peer: Peer, reader: asyncio.StreamReader) -> None:
+        while (body := await codec.read_body(reader)) is not None:
+            try:
+                message = codec.decode(body, codec.front_messages)
+            except codec.MessageError as error:
+                code = "unknown_message" if error.unknown_type else "bad_message"
+                peer.send(Error(id=error.id, code=code, text=str(error)))  # type: ignore[arg-type]
+                continue
+            match message:
+                case Complete():
+                    self._worker.submit(peer.id, message)
+                case Cancel():
+                    self._worker.cancel(peer.id, message.id)
+                case AnsweredWithoutPass():
+                    self._worker.statistics.without_pass += 1
+                case GetStatus():
+                    self._answer_status(peer)
+                case Stop():
+                    self._stopping.set()
+                case Hello():
+                    peer.send(Error(code="bad_message", text="There was a hello already."))
+
+    def _answer_status(self, peer: Peer) -> None:
+        figures = self._own_figures()
+        if isinstance(self._state, Loading):
+            figures["loading"] = self._state.text
+            peer.send(Status(figures=figures))
+            return
+
+        def answer(of_engine: dict[str, Any]) -> None:
+            message = Status(figures=figures | of_engine)
+            self._loop.call_soon_threadsafe(peer.send, message)
+
+        self._worker.snapshot(answer)
+
+    def _own_figures(self) -> dict[str, Any]:
+        process = psutil.Process()
+        return {
+            "version": __version__,
+            "pid": process.pid,
+            "endpoint": self._endpoint.name,
+            "uptime_s": round(time.time() - self._started, 1),
+            "fronts": len(self._peers),
+            "memory_bytes": process.memory_info().rss,
+        }
+
+    def _publish(self, published: Published) -> None:
+        """Called on the engine thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+            self._loop.call_soon_threadsafe(self._deliver, published)
+
+    def _deliver(self, published: Published) -> None:
+        match published:
+            case Outgoing(peer=None, message=message):
+                if isinstance(message, Loading | Ready):
+                    self._state = message
+                for peer in self._peers.values():
+                    peer.send(message)
+            case Outgoing(peer=id, message=message):
+                if peer := self._peers.get(id):
+                    peer.send(message)
+            case LoadFailed(text=text) | EngineBroken(text=text):
+                self._failure = text
+                for peer in self._peers.values():
+                    peer.send(Error(code="load", text=text))
+                # Whoever started us is about to connect; let them hear it before we leave.
+                self._loop.call_later(1.0, self._stopping.set)

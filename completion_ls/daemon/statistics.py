@@ -1,0 +1,60 @@
+"""What the daemon remembers of its work: counts and times, never text."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One job that gave a first token. Times in milliseconds since the job's arrival."""
+
+    reused: int
+    computed: int
+    first_token_ms: float
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie (nearest rank); 0 where there are none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Totals, and the last jobs for the percentiles."""
+
+    jobs: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    without_pass: int = 0
+    recent: deque[Served] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def figures(self) -> dict[str, float]:
+        """For `status`: the last jobs' first tokens and prompt tokens, and the totals."""
+        first = [job.first_token_ms for job in self.recent]
+        computed = [job.computed for job in self.recent]
+        prompt = sum(job.reused + job.computed for job in self.recent)
+        keystrokes = self.jobs + self.without_pass
+        return {
+            "jobs": self.jobs,
+            "jobs_cancelled": self.cancelled,
+            "jobs_failed": self.failed,
+            "answered_without_pass": self.without_pass,
+            "answered_without_pass_share": self.without_pass / keystrokes if keystrokes else 0.0,
+            "first_token_ms_p50": percentile(first, 50),
+            "first_token_ms_p95": percentile(first, 95),
+            "prompt_tokens_computed_p50": percentile(computed, 50),
+            "prompt_tokens_computed_p95": percentile(computed, 95),
+            "prompt_tokens_computed_mean": statistics.fmean(computed) if computed else 0.0,
+            "prompt_tokens_reused_share": (
+                sum(job.reused for job in self.recent) / prompt if prompt else 0.0
+            ),
+        }

@@ -1,0 +1,254 @@
+"""The thread that owns the engine: it loads it, takes jobs, steps, and hands out text.
+
+Between two steps it looks into its inbox, so a cancel or a newer keystroke takes effect within one
+step. It talks to the event loop only through `publish`, which must be safe to call from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from completion_ls.daemon.detokenize import Detokenizer
+from completion_ls.daemon.load import Loaded, load
+from completion_ls.daemon.statistics import Served, Statistics
+from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
+
+log = logging.getLogger(__name__)
+
+LANES = {"key": Lane.KEY, "manual": Lane.MANUAL, "background": Lane.BACKGROUND}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for one peer, or for all (`peer` None)."""
+
+    peer: Hashable | None
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The model cannot be loaded: the text says why. The thread has ended."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBroken:
+    """The engine failed in a way that leaves its state unknown. The thread has ended."""
+
+    text: str
+
+
+Published = Outgoing | LoadFailed | EngineBroken
+
+
+@dataclass(slots=True)
+class TextJob:
+    """A job as text, on its way through the engine."""
+
+    peer: Hashable
+    request: Complete
+    arrived: float
+    text: Detokenizer
+    generated: int = 0
+    first_token_ms: float = 0.0
+
+
+class Worker(threading.Thread):
+    """Runs until `close`. Every public method may be called from any thread."""
+
+    def __init__(self, config: DaemonConfig, publish: Callable[[Published], None]) -> None:
+        super().__init__(name="engine", daemon=True)
+        self.statistics = Statistics()
+        self._config = config
+        self._publish = publish
+        self._inbox: deque[Callable[[Loaded], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._jobs: dict[int, TextJob] = {}
+        self._by_name: dict[tuple[Hashable, int], int] = {}
+        self._last_id = 0
+
+    def submit(self, peer: Hashable, request: Complete) -> None:
+        """Take a job; while the model loads it waits."""
+        arrived = time.perf_counter()
+        self._put(lambda loaded: self._add(loaded, peer, request, arrived))
+
+    def cancel(self, peer: Hashable, id: int) -> None:
+        """Drop one job of a peer."""
+        self._put(lambda loaded: self._drop(loaded, peer, id))
+
+    def cancel_all(self, peer: Hashable) -> None:
+        """Drop what a peer that has gone had asked for."""
+        self._put(lambda loaded: self._drop_all(loaded, peer))
+
+    def snapshot(self, answer: Callable[[dict[str, Any]], None]) -> None:
+        """Have `answer` called, on the engine thread, with figures about the engine."""
+        self._put(lambda loaded: answer(self._figures(loaded)))
+
+    def close(self) -> None:
+        """End the thread after the step in progress."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+
+    def run(self) -> None:
+        """Load, then serve."""
+        try:
+            loaded = load(self._config, self._loading)
+        except Exception as error:
+            log.error("cannot load the model", exc_info=log.isEnabledFor(logging.DEBUG))
+            self._publish(LoadFailed(_sentence(error)))
+            return
+        self._send(None, Ready(model=loaded.name, max_context=loaded.engine.max_context))
+        try:
+            self._serve(loaded)
+        except Exception as error:
+            log.exception("the engine failed")
+            self._publish(EngineBroken(_sentence(error)))
+        finally:
+            loaded.engine.close()
+
+    def _serve(self, loaded: Loaded) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing or self._inbox or self._jobs)
+                if self._closing:
+                    return
+            while self._inbox:
+                self._inbox.popleft()(loaded)
+            try:
+                events = loaded.engine.step()
+            except JobFailed as failure:
+                log.error("job failed: %r", failure.cause)
+                self._fail(failure.job_id, _sentence(failure.cause))
+                continue
+            for event in events:
+                self._advance(loaded, event)
+
+    def _put(self, action: Callable[[Loaded], None]) -> None:
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def _send(self, peer: Hashable | None, message: Message) -> None:
+        self._publish(Outgoing(peer, message))
+
+    def _loading(self, text: str, fraction: float) -> None:
+        self._send(None, Loading(text=text, fraction=min(1.0, max(0.0, fraction))))
+
+    def _add(self, loaded: Loaded, peer: Hashable, request: Complete, arrived: float) -> None:
+        self._last_id += 1
+        id = self._last_id
+        try:
+            budget = min(request.prompt_tokens, loaded.engine.max_context - request.max_tokens)
+            prompt = loaded.prompts.build(
+                request.prefix,
+                request.suffix,
+                filename=request.filename,
+                context=request.context,
+                budget=budget,
+                suffix_share=request.suffix_share,
+            )
+            job = Job(
+                id=id,
+                prompt=prompt,
+                max_new_tokens=request.max_tokens,
+                stop_token_ids=loaded.prompts.stop_token_ids,
+                sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
+                lane=LANES[request.lane],
+            )
+            loaded.engine.add(job)
+        except Exception as error:
+            self.statistics.failed += 1
+            self._send(peer, Error(id=request.id, code="job", text=_sentence(error)))
+            return
+        self.statistics.jobs += 1
+        self._jobs[id] = TextJob(peer, request, arrived, Detokenizer(loaded.tokenizer, prompt))
+        self._by_name[peer, request.id] = id
+
+    def _drop(self, loaded: Loaded, peer: Hashable, name: int) -> None:
+        id = self._by_name.get((peer, name))
+        if id is not None:
+            self._forget(id)
+            loaded.engine.cancel(id)
+            self.statistics.cancelled += 1
+
+    def _drop_all(self, loaded: Loaded, peer: Hashable) -> None:
+        for job in [job for job in self._jobs.values() if job.peer == peer]:
+            self._drop(loaded, peer, job.request.id)
+
+    def _forget(self, id: int) -> TextJob:
+        job = self._jobs.pop(id)
+        del self._by_name[job.peer, job.request.id]
+        return job
+
+    def _fail(self, id: int, text: str) -> None:
+        job = self._forget(id)
+        self.statistics.failed += 1
+        self._send(job.peer, Error(id=job.request.id, code="job", text=text))
+
+    def _advance(self, loaded: Loaded, event: Event) -> None:
+        job = self._jobs[event.job_id]
+        now_ms = (time.perf_counter() - job.arrived) * 1e3
+        if not job.first_token_ms and (event.tokens or event.finish):
+            job.first_token_ms = now_ms
+            self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
+        job.generated += len(event.tokens)
+        text = job.text.add(event.tokens, last=event.finish is not None)
+        finish = str(event.finish) if event.finish else ""
+        if job.request.stop_at_line and "\n" in text:
+            text = text[: text.index("\n") + 1]
+            if event.finish is None:
+                loaded.engine.cancel(event.job_id)
+            finish = "line"
+        if text:
+            chunk = Chunk(
+                id=job.request.id, text=text, reused=event.reused, computed=event.computed
+            )
+            self._send(job.peer, chunk)
+        if finish:
+            self._forget(event.job_id)
+            done = Done(
+                id=job.request.id,
+                finish=finish,  # type: ignore[arg-type]
+                reused=event.reused,
+                computed=event.computed,
+                generated=job.generated,
+                first_token_ms=job.first_token_ms,
+                total_ms=now_ms,
+            )
+            self._send(job.peer, done)
+
+    def _figures(self, loaded: Loaded) -> dict[str, Any]:
+        engine = loaded.engine.stats()
+        return {
+            "model": loaded.name,
+            "engine": self._config.engine.kind,
+            "max_context": loaded.engine.max_context,
+            "jobs_active": engine.jobs_active,
+            "passes": engine.passes,
+            "prompt_tokens_reused": engine.prompt_tokens_reused,
+            "prompt_tokens_computed": engine.prompt_tokens_computed,
+            "tokens_generated": engine.tokens_generated,
+            "sequences_cached": engine.sequences_cached,
+            "kv_bytes": engine.kv_bytes,
+            "kv_bytes_limit": engine.kv_bytes_limit,
+            "weight_bytes": engine.weight_bytes,
+            **self.statistics.figures(),
+        }
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "The engine ran out of memory; lower engine.kv_memory_mb or prompt.max_tokens."
+    return str(error) or type(error).__name__

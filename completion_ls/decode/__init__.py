@@ -1,0 +1,1 @@
+"""Pure functions of decoding: how tokens are chosen from logits."""

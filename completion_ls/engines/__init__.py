@@ -1,0 +1,1 @@
+"""Engines compute tokens. `contract` says what one is; every other module is one."""

@@ -1,0 +1,124 @@
+"""The engine contract: the one deep interface between the scheduler and whatever computes tokens.
+
+It is step-shaped so that a library with a generator of its own and our CPU loop look the same from
+outside: jobs are added, `step` moves them on by one bounded piece of work and says what happened.
+One thread steps an engine and nothing else touches it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+
+class Lane(IntEnum):
+    """Who is served first: a lower lane never waits for a higher one, except for a step in progress."""
+
+    KEY = 0
+    """A keystroke: somebody is waiting for ghost text."""
+    MANUAL = 1
+    """Asked for by hand: somebody is waiting and knows it."""
+    BACKGROUND = 2
+    """Work ahead of the user."""
+
+
+class Finish(StrEnum):
+    """Why a job ended."""
+
+    STOP = "stop"
+    """The model produced one of the job's stop tokens (which is not part of the output)."""
+    LENGTH = "length"
+    """`max_new_tokens` were produced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from the logits. Temperature 0 is greedy; `top_k` 0 means no limit."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One continuation to compute.
+
+    `prompt` holds at least one token id; `prompt` and `max_new_tokens` together must fit the
+    engine's `max_context` (in tokens), otherwise `add` raises ValueError.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    lane: Lane = Lane.KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step did for one job.
+
+    `reused` and `computed` count the prompt's tokens so far: taken from a cached KV, and put
+    through the model for this job. After the prefill they add up to the prompt's length.
+    `tokens` are the ids produced in this step, `logprobs` their natural-log probabilities under
+    the target model's own distribution (before temperature and filters).
+    """
+
+    job_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reused: int
+    computed: int
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the engine was loaded; sizes in bytes."""
+
+    passes: int
+    prompt_tokens_reused: int
+    prompt_tokens_computed: int
+    tokens_generated: int
+    jobs_active: int
+    sequences_cached: int
+    kv_bytes: int
+    kv_bytes_limit: int
+    weight_bytes: int
+
+
+class JobFailed(Exception):
+    """Raised by `Engine.step` when one job's work failed. That job is dropped; the others go on."""
+
+    def __init__(self, job_id: int, cause: Exception) -> None:
+        super().__init__(f"Job {job_id} failed: {cause}")
+        self.job_id = job_id
+        self.cause = cause
+
+
+class Engine(Protocol):
+    """Computes jobs in steps. Not thread-safe: one thread owns it."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens, prompt and output together, that one job may have."""
+
+    def add(self, job: Job) -> None:
+        """Accept a job. Raises ValueError (a sentence) when it is empty or does not fit."""
+
+    def cancel(self, job_id: int) -> None:
+        """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
+
+    def step(self) -> list[Event]:
+        """Do one bounded piece of work (a prefill chunk or one decode pass) for the jobs whose turn
+        it is, lowest lane first. Returns no events when there is nothing to do."""
+
+    def stats(self) -> EngineStats:
+        """Totals so far."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""

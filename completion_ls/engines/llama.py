@@ -1,0 +1,130 @@
+"""The forward pass of Llama-like models in float32 on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+from completion_ls.engines.shape import LlamaShape, read_shape
+from completion_ls.engines.weights import LayerWeights, LlamaWeights, read_weights
+
+
+class KvStore(Protocol):
+    """Keys and values of one sequence, made for so many tokens that the next pass fits."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are there."""
+
+    @property
+    def layers(self) -> Sequence[Tensor]:
+        """Per layer [2 (keys, values), kv_heads, capacity in tokens, head_dim]."""
+
+
+class Llama:
+    """Weights and shape of one model; stateless but for those."""
+
+    def __init__(self, shape: LlamaShape, weights: LlamaWeights) -> None:
+        self.shape = shape
+        self.weights = weights
+        self._frequencies = _rope_frequencies(shape)
+
+    @classmethod
+    def read(cls, folder: Path) -> Llama:
+        """Read a Hugging Face folder. Raises ValueError (a sentence) when it cannot be served."""
+        shape = read_shape(folder)
+        return cls(shape, read_weights(folder, shape))
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int], kv: KvStore, logits_of: int) -> Tensor:
+        """Put `tokens` through the model after the `kv.length` tokens that `kv` holds.
+
+        Writes the new keys and values behind those (the caller raises `kv`'s length afterwards, so
+        a pass that fails leaves no trace). Returns the logits of the last `logits_of` tokens,
+        [logits_of, vocabulary]; 0 spares the output layer.
+        """
+        past, count = kv.length, len(tokens)
+        cos, sin = self._rotation(past, count)
+        mask = self._mask(past, count)
+        x = embedding(torch.tensor(tokens), self.weights.embedding)
+        for layer, cache in zip(self.weights.layers, kv.layers, strict=True):
+            x = x + self._attention(
+                layer, self._norm(x, layer.attention_norm), cache, past, cos, sin, mask
+            )
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down(silu(gate) * up)
+        last = x[count - logits_of :]
+        return linear(self._norm(last, self.weights.norm), self.weights.head)
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        x: Tensor,
+        cache: Tensor,
+        past: int,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        shape, count = self.shape, len(x)
+        heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
+        qkv = layer.qkv(x).view(count, heads + 2 * kv_heads, size)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(qk[:, :heads], layer.q_norm), self._norm(qk[:, heads:], layer.k_norm)
+            qk = torch.cat((q, k), dim=1)
+        qk = qk * cos + torch.cat((qk[..., size // 2 :], qk[..., : size // 2]), dim=-1) * sin
+        total = past + count
+        cache[0, :, past:total] = qk[:, heads:].transpose(0, 1)
+        cache[1, :, past:total] = v.transpose(0, 1)
+        # Query heads that share a key head become rows of one attention over it: keys and values
+        # are read once and never expanded, and it was the fastest of the ways measured (SDPA with
+        # enable_gqa, plain products) except at a few rows, where all are equal.
+        group = heads // kv_heads
+        q = qk[:, :heads].view(count, kv_heads, group, size).permute(1, 2, 0, 3)
+        y = scaled_dot_product_attention(
+            q.reshape(1, kv_heads, group * count, size),
+            cache[0, None, :, :total],
+            cache[1, None, :, :total],
+            attn_mask=mask,
+        )
+        y = y.view(kv_heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
+        return layer.out(y)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+
+    def _rotation(self, past: int, count: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [count, 1, head_dim] for these positions, ready for halves swapped."""
+        positions = torch.arange(past, past + count, dtype=torch.float32)
+        angles = torch.outer(positions, self._frequencies)[:, None]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def _mask(self, past: int, count: int) -> Tensor | None:
+        """What new tokens may not see, [group * count, past + count], to be added to scores."""
+        if count == 1:
+            return None
+        hidden = torch.full((count, past + count), -math.inf).triu(past + 1)
+        return hidden.repeat(self.shape.heads // self.shape.kv_heads, 1)
+
+
+def _rope_frequencies(shape: LlamaShape) -> Tensor:
+    """Angle per position for each pair of a head, [head_dim / 2]."""
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+    frequencies = 1.0 / shape.rope_theta**exponents
+    scaling = shape.rope_scaling
+    if scaling is None:
+        return frequencies
+    # Llama 3: waves longer than the old context are stretched, short ones kept, those between
+    # blended by where they lie.
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / spread).clamp(0, 1)
+    return keep * frequencies + (1 - keep) * frequencies / scaling.factor

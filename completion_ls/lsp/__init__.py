@@ -1,0 +1,1 @@
+"""The language server: pygls, open documents, suggestion sessions, rules of text."""

@@ -1,0 +1,129 @@
+"""LSP frames over a pair of binary streams, each with a thread of its own.
+
+Reading and writing block in threads, so that neither a silent editor nor one that does not read
+can hold the event loop. The same channel serves stdio, TCP and pipes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import re
+import threading
+from typing import BinaryIO
+
+log = logging.getLogger(__name__)
+
+CONTENT_LENGTH = re.compile(rb"content-length:[ \t]*(\d+)[ \t]*", re.IGNORECASE)
+MAX_BODY = 256 * 1024 * 1024
+"""Most bytes of one message: a didOpen carries a whole file."""
+MAX_HEADER_LINE = 8192
+
+
+class Malformed(Exception):
+    """What was read is no frame; reading goes on behind it. The message says what was wrong."""
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The body of the next frame; None at the end of the stream. Raises Malformed."""
+    length: int | None = None
+    while True:
+        line = stream.readline(MAX_HEADER_LINE)
+        if not line:
+            return None
+        text = line.strip()
+        if match := CONTENT_LENGTH.fullmatch(text):
+            length = int(match[1])
+        elif not text and length is not None:
+            break
+        elif text and b":" not in text:
+            raise Malformed("A line that is no LSP header was received; it is skipped.")
+    if length > MAX_BODY:
+        remaining = length
+        while remaining > 0 and (skipped := stream.read(min(remaining, 1 << 20))):
+            remaining -= len(skipped)
+        raise Malformed(f"A message of {length} bytes is over the limit of {MAX_BODY}; it is skipped.")
+    body = stream.read(length)
+    return body if len(body) == length else None
+
+
+def frame(body: bytes) -> bytes:
+    """A body with its header."""
+    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+class Channel:
+    """Frames in and out. `received` holds bodies, Malformed, and None once the other side is gone."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source = source
+        self._sink = sink
+        self._received: queue.SimpleQueue[bytes | Malformed | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._peeked: list[bytes | Malformed | None] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived: asyncio.Event | None = None
+        self._writer = threading.Thread(target=self._write, name="lsp-out", daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, name="lsp-in", daemon=True).start()
+
+    def peek_blocking(self) -> bytes | Malformed | None:
+        """Wait for the first item, before there is an event loop; `receive` gives it again."""
+        self._peeked = [self._received.get()]
+        return self._peeked[0]
+
+    async def receive(self) -> bytes | Malformed | None:
+        """The next item."""
+        if self._arrived is None:
+            self._arrived = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+        if self._peeked:
+            return self._peeked.pop()
+        while True:
+            try:
+                return self._received.get_nowait()
+            except queue.Empty:
+                self._arrived.clear()
+            if self._received.empty():
+                await self._arrived.wait()
+
+    def send(self, body: bytes) -> None:
+        """Queue a message; never blocks."""
+        self._outgoing.put(frame(body))
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what is queued, for at most `timeout_s`, and close the outgoing stream."""
+        self._outgoing.put(None)
+        self._writer.join(timeout_s)
+
+    def _put(self, item: bytes | Malformed | None) -> None:
+        self._received.put(item)
+        if self._loop and self._arrived:
+            try:
+                self._loop.call_soon_threadsafe(self._arrived.set)
+            except RuntimeError:
+                log.debug("the event loop is closed")
+
+    def _read(self) -> None:
+        while True:
+            item: bytes | Malformed | None
+            try:
+                item = read_frame(self._source)
+            except Malformed as error:
+                item = error
+            except (OSError, ValueError):  # closed under us
+                item = None
+            self._put(item)
+            if item is None:
+                return
+
+    def _write(self) -> None:
+        try:
+            while (data := self._outgoing.get()) is not None:
+                self._sink.write(data)
+                if self._outgoing.empty():
+                    self._sink.flush()
+            self._sink.close()
+        except (OSError, ValueError):
+            self._put(None)  # the editor has gone; that ends the session

@@ -1,0 +1,48 @@
+"""Our own LSP messages, beside the standard ones (ARCHITECTURE.md shows an exchange).
+
+LSP's inline completion has no partial results, so a client that wants text as it comes sends
+`completionLs/streamInlineCompletion`: the parameters of `textDocument/inlineCompletion` and a
+`streamId` of its choice. Until the response, which is that of the standard request, it receives
+`completionLs/partialInlineCompletion` notifications. Attribute names are those on the wire.
+"""
+
+from __future__ import annotations
+
+import attrs
+from lsprotocol import types
+
+STREAM_INLINE_COMPLETION = "completionLs/streamInlineCompletion"
+PARTIAL_INLINE_COMPLETION = "completionLs/partialInlineCompletion"
+
+
+@attrs.define
+class StreamInlineCompletionParams:
+    """What a streaming request carries."""
+
+    streamId: str | int
+    textDocument: types.TextDocumentIdentifier
+    position: types.Position
+    context: types.InlineCompletionContext
+
+
+@attrs.define
+class StreamInlineCompletionRequest:
+    """`completionLs/streamInlineCompletion`."""
+
+    id: int | str
+    params: StreamInlineCompletionParams
+    method: str = STREAM_INLINE_COMPLETION
+    jsonrpc: str = "2.0"
+
+
+@attrs.define
+class PartialInlineCompletionParams:
+    """The suggestion so far: each notification holds the whole text, and `seq` counts from 0.
+
+    `done` is true in the last one, which holds the same item as the response.
+    """
+
+    streamId: str | int
+    seq: int
+    items: list[types.InlineCompletionItem]
+    done: bool

@@ -1,0 +1,29 @@
+"""Messages to the user: each one once, not at every key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lsprotocol import types
+
+if TYPE_CHECKING:
+    from completion_ls.lsp.server import CompletionServer
+
+
+class Notices:
+    """`window/showMessage`, without repeating itself."""
+
+    def __init__(self, server: CompletionServer) -> None:
+        self._server = server
+        self._shown: set[str] = set()
+
+    def show(self, text: str, kind: types.MessageType = types.MessageType.Warning) -> None:
+        """Show a sentence, unless it has been shown since the last `forget`."""
+        if text in self._shown:
+            return
+        self._shown.add(text)
+        self._server.window_show_message(types.ShowMessageParams(kind, f"completion-ls: {text}"))
+
+    def forget(self) -> None:
+        """The trouble is over; should it come back, it is news."""
+        self._shown.clear()

@@ -1,0 +1,129 @@
+"""pygls's protocol with our own transport: what arrives is checked here before pygls sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cattrs import Converter, transform_error
+from lsprotocol import types
+from pygls.exceptions import JsonRpcInternalError, JsonRpcInvalidParams
+from pygls.protocol import LanguageServerProtocol, lsp_method
+
+from completion_ls.lsp import messages
+from completion_ls.lsp.channel import Channel, Malformed
+from completion_ls.lsp.first_answer import answer_initialize
+
+if TYPE_CHECKING:
+    from completion_ls.lsp.server import CompletionServer
+
+log = logging.getLogger(__name__)
+
+
+class Protocol(LanguageServerProtocol):
+    """One connection with one editor window."""
+
+    def __init__(self, server: CompletionServer, converter: Converter) -> None:
+        super().__init__(server, converter)
+        self.exit_code: int | None = None
+        self._channel: Channel | None = None
+        self._answered: int | str | None = None
+
+    async def run(self, channel: Channel, answered: int | str | None = None) -> int:
+        """Serve this channel until `exit` or its end; returns the process's exit status.
+
+        `answered` is the id of an `initialize` that has its answer already.
+        """
+        self._channel = channel
+        self._answered = answered
+        while self.exit_code is None:
+            item = await channel.receive()
+            if item is None:
+                break
+            if isinstance(item, Malformed):
+                self._server.notices.show(str(item))
+                continue
+            self._receive(item)
+        channel.close()
+        return 1 if self.exit_code is None else self.exit_code
+
+    def get_message_type(self, method: str) -> type[Any] | None:
+        """The type of a request or notification, ours included."""
+        if method == messages.STREAM_INLINE_COMPLETION:
+            return messages.StreamInlineCompletionRequest
+        kind: type[Any] | None = super().get_message_type(method)
+        return kind
+
+    @lsp_method(types.EXIT)
+    def lsp_exit(self, *_: object) -> None:
+        """End this connection (other connections of the process go on)."""
+        self.exit_code = 0 if self._shutdown else 1
+
+    def _receive(self, body: bytes) -> None:
+        try:
+            raw = json.loads(body)
+        except (ValueError, RecursionError):
+            self._refuse(None, types.ErrorCodes.ParseError, "The message is not JSON.")
+            self._server.notices.show("A message that is not JSON was received; it is skipped.")
+            return
+        if not isinstance(raw, dict) or raw.get("jsonrpc") != "2.0":
+            self._refuse(None, types.ErrorCodes.InvalidRequest, "The message is not JSON-RPC 2.0.")
+            return
+        id, method = raw.get("id"), raw.get("method")
+        if method is not None and not isinstance(method, str):
+            self._refuse(id, types.ErrorCodes.InvalidRequest, "`method` must be a string.")
+            return
+        is_request = method is not None and "id" in raw
+        if is_request and (not isinstance(id, int | str) or isinstance(id, bool)):
+            self._refuse(None, types.ErrorCodes.InvalidRequest, "`id` must be a number or a string.")
+            return
+        if self._workspace is None and method not in ("initialize", "exit"):
+            if is_request:
+                text = "The first request must be initialize."
+                self._refuse(id, types.ErrorCodes.ServerNotInitialized, text)
+            return
+        if self._workspace is not None and method == "initialize":
+            text = "The server is initialized already."
+            self._refuse(id, types.ErrorCodes.InvalidRequest, text)
+            return
+        if self._shutdown and is_request:
+            text = "The server is shutting down."
+            self._refuse(id, types.ErrorCodes.InvalidRequest, text)
+            return
+        try:
+            message = self.structure_message(raw)
+        except (JsonRpcInvalidParams, JsonRpcInternalError) as error:
+            # cattrs' explanation names fields and types, never values.
+            cause = error.__cause__
+            details = transform_error(cause) if isinstance(cause, Exception) else []
+            text = f"The parameters of {method} are wrong: {'; '.join(details) or 'unreadable'}."
+            if is_request:
+                self._refuse(id, types.ErrorCodes.InvalidParams, text)
+            elif method is not None:
+                self._server.notices.show(text)
+            return
+        self.handle_message(message)
+
+    def _refuse(self, id: Any, code: types.ErrorCodes, text: str) -> None:
+        error = {"code": int(code), "message": text}
+        self._send_text(json.dumps({"jsonrpc": "2.0", "id": id, "error": error}))
+
+    def _send_data(self, data: Any) -> None:
+        if not data:
+            return
+        text = json.dumps(data, default=self._serialize_message)
+        if self._answered is not None and getattr(data, "id", None) == self._answered:
+            self._answered = None
+            return
+        self._send_text(text)
+
+    def _send_text(self, text: str) -> None:
+        if self._channel:
+            self._channel.send(text.encode())
+
+
+async def first_answer(channel: Channel) -> int | str | None:
+    """`answer_initialize`, off the event loop."""
+    return (await asyncio.to_thread(answer_initialize, channel)).id

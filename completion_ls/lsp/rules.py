@@ -1,0 +1,504 @@
+"""From the model's raw text to what is offered: pure functions on strings with LF line ends.
+
+Two promises shape them. What is offered, once accepted, neither doubles nor loses anything that
+stands around the cursor. And while the raw text still grows, each offer is a prefix of the later
+ones: every rule holds back the tail it may still have to take away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+_PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
+_QUOTES = "\"'`"
+_CLOSING = ")]}>" + _QUOTES + ";,:. \t"
+"""What may stand right of the cursor without being text: an editor inserts it by itself."""
+_OPENER = re.compile(
+    r"(?:(?<!:):|[{(\[]|=>|->|\b(?:do|then|begin|else|loop|repeat|try)"
+    r"|\bdo\s*\|[^|]*\||\bfunction\b[^)]*\))\s*$"
+)
+_CLOSER_WORDS = frozenset("end endif endfunction endwhile fi done esac until".split())
+_MIDDLE_WORDS = frozenset("else elif elsif elseif rescue ensure".split())
+_FENCE = "```"
+_UNIT = 4
+"""Columns of one level of indentation where a file shows none."""
+
+
+class Mode(StrEnum):
+    """How far a suggestion goes: to the end of the line, or to the end of the block."""
+
+    LINE = "line"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Text for the cursor's place; it replaces `replace_after` characters right of the cursor.
+
+    All of those but blanks are in `text` again.
+    """
+
+    text: str
+    replace_after: int
+
+
+def choose_mode(
+    before_line: str, after_line: str, setting: Literal["auto", "single", "multi"]
+) -> Mode:
+    """The mode for a cursor between these two parts of its line."""
+    if setting != "auto":
+        return Mode.LINE if setting == "single" else Mode.BLOCK
+    if after_line.strip(_CLOSING):
+        return Mode.LINE
+    return Mode.BLOCK if not before_line.strip() or _opens(before_line) else Mode.LINE
+
+
+def stop(raw: str, *, before: str, mode: Mode, max_lines: int) -> int | None:
+    """Where raw text is to be cut because the suggestion is complete; None when more is wanted.
+
+    More raw text never changes an answer that is not None. `before` is the text left of the cursor.
+    """
+    ends = [index for index in (raw.find(_FENCE),) if index >= 0]
+    if mode is Mode.LINE:
+        ends += [index for index in (raw.find("\n"),) if index >= 0]
+    else:
+        extent = _block(raw, before, max_lines=max_lines, ended=False)
+        ends += [extent.end] if extent.complete else []
+    return min(ends, default=None)
+
+
+def offer(raw: str, *, before: str, after: str, mode: Mode, finished: bool) -> Offer | None:
+    """What is offered for the raw text (cut by `stop`) between `before` and `after`.
+
+    With `finished` False the raw text may go on. The text of such an offer is a prefix of the text
+    of every later one, and None when the last one may be None.
+    """
+    typed = before[before.rfind("\n") + 1 :]
+    rest, _, below = after.partition("\n")
+    rest = rest.rstrip()
+    next_line = next((line.rstrip() for line in below.split("\n") if line.strip()), "")
+
+    raw = _cut(_plain(raw, finished), before, rest, mode, finished)
+    lines = _indented(raw.split("\n"), before, after)
+    lines[0] = typed + lines[0]  # whole lines from here on
+    lines = _without_loop(lines, finished)
+    lines = _without_below(lines, typed, next_line, finished)
+    text = "\n".join(lines)[len(typed) :].rstrip()
+    offered = _fitted(text, typed, rest, finished)
+    if not offered.text.strip() or _doubles_line(offered, typed, rest, next_line, finished):
+        return None
+    return offered
+
+
+def type_through(offered_start_text: str, typed: str) -> str | None:
+    """What is left of an offered text when `typed` is its beginning, else None."""
+    if not offered_start_text.startswith(typed):
+        return None
+    return offered_start_text[len(typed) :]
+
+
+# Where a suggestion ends
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """How much of a raw text surely belongs to the block, and whether the block is complete."""
+
+    end: int
+    complete: bool
+
+
+def _block(raw: str, before: str, *, max_lines: int | None, ended: bool) -> _Extent:
+    """The block that the raw text continues, by indentation.
+
+    A line is judged by its first non-blank character, or by its first word where that may be a
+    closing word; `ended` says that no more text comes, so that the last line is whole.
+    """
+    typed = before[before.rfind("\n") + 1 :]
+    lines = raw.split("\n")
+    tab = _style(before, "", lines).unit
+    blank = not typed.strip()
+    opened = not blank and (_opens(typed) or (len(lines) > 1 and _opens(typed + lines[0])))
+    base = _columns(_blanks(typed), tab)
+    if blank and lines[0].strip():
+        base = _first_columns(lines[0], before, _style(before, "", lines))
+    sure = start = first = 0
+    last = ""  # the last line with text
+    gap = False  # a blank line follows it
+    for number, line in enumerate(lines):
+        whole = ended or number < len(lines) - 1
+        text, columns = line.strip(), _columns(_blanks(line), tab)
+        if number == 0:
+            text, columns = (text and (typed + text).strip()), base
+        at_top = not opened and base == 0
+        closes: bool | None = False
+        if text:
+            if number > 0 and (columns < base or (columns == base and (opened or (at_top and gap)))):
+                closes = columns == base and _closes(text, whole)
+                if not closes:
+                    return _Extent(sure, complete=closes is False)
+            first = first if last else number
+            sure, last, gap = start + len(line), line if number else typed + line, False
+        elif last and whole:
+            gap = True
+            if at_top and not _blanks(last) and not _opens(last):
+                return _Extent(sure, complete=True)
+        if whole and opened and closes and not _goes_on(text):
+            return _Extent(sure, complete=True)
+        if whole and last and max_lines is not None and number - first + 1 >= max_lines:
+            return _Extent(sure, complete=True)
+        start += len(line) + 1
+    return _Extent(sure, complete=False)
+
+
+def _opens(line: str) -> bool:
+    """Whether a line opens a block."""
+    return _OPENER.search(line) is not None
+
+
+def _closes(text: str, whole: bool) -> bool | None:
+    """Whether a line without its indentation starts with what closes a block or leads to its next
+    part (`else` where blocks end with a word). None: not known before the line goes on."""
+    if text[0] in ")]}" or text.startswith("</"):
+        return True
+    found = re.match(r"\w+", text)
+    word = found[0] if found else text[:1]
+    if not whole and (word == text or word in _MIDDLE_WORDS):
+        known = word in _MIDDLE_WORDS or any(
+            w.startswith(text) for w in (*_CLOSER_WORDS, *_MIDDLE_WORDS, "</")
+        )
+        return None if known else False
+    if word in _MIDDLE_WORDS:
+        return not text.endswith((":", "{"))
+    return word in _CLOSER_WORDS
+
+
+def _goes_on(text: str) -> bool:
+    """Whether the block goes on after its closing line: `} else {`, `elif x; then`."""
+    return _opens(text) or re.match(r"\w*", text)[0] in _MIDDLE_WORDS  # type: ignore[index]
+
+
+def _plain(raw: str, finished: bool) -> str:
+    """Without CR and lone halves of surrogate pairs, and only what stands before a fence."""
+    raw = raw.replace("\r", "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+    raw = raw.partition(_FENCE)[0]
+    return raw if finished else raw.rstrip("`")
+
+
+def _cut(raw: str, before: str, rest: str, mode: Mode, finished: bool) -> str:
+    """One line where the mode or text right of the cursor wants it, else what the block has."""
+    if mode is Mode.LINE or rest.strip(_CLOSING):
+        return raw.partition("\n")[0]
+    return raw[: _block(raw, before, max_lines=None, ended=finished).end]
+
+
+# Indentation
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a file is indented: by tabs (None: it shows nothing), and the columns of one level."""
+
+    tabs: bool | None
+    unit: int
+
+    def blanks(self, columns: int) -> str:
+        if not self.tabs:
+            return " " * columns
+        return "\t" * (columns // self.unit) + " " * (columns % self.unit)
+
+
+def _style(before: str, after: str, raw_lines: list[str]) -> _Style:
+    """The file's style. In a file of tabs the unit is what the raw text takes for one tab."""
+    around = before + after
+    tabbed = len(re.findall(r"^\t", around, re.MULTILINE))
+    spaced = re.findall(r"^ {2,}", around, re.MULTILINE)
+    if tabbed > len(spaced):
+        return _Style(True, _spaces_for_a_tab(before, raw_lines))
+    widths = [0, *map(len, spaced)]
+    steps = Counter(abs(a - b) for a, b in zip(widths, widths[1:], strict=False) if abs(a - b) > 1)
+    unit = steps.most_common(1)[0][0] if steps else _UNIT
+    return _Style(False if spaced else None, unit)
+
+
+def _spaces_for_a_tab(before: str, raw_lines: list[str]) -> int:
+    """Spaces per level in raw text, by its first line that has some under a line of known depth."""
+    above, _, typed = before.rpartition("\n")
+    whole = [typed + raw_lines[0], *raw_lines[1:]] if typed.strip() else raw_lines
+    previous = typed if typed.strip() else _last_line(above)
+    for line in whole:
+        spaces = len(line) - len(line.lstrip(" "))
+        if spaces and line.strip():
+            depth = len(previous) - len(previous.lstrip("\t")) + _opens(previous)
+            unit, odd = divmod(spaces, depth) if depth else (0, 1)
+            return unit if not odd and unit in (2, 3, 4, 8) else _UNIT
+        previous = line if line.strip() else previous
+    return _UNIT
+
+
+def _indented(lines: list[str], before: str, after: str) -> list[str]:
+    """The raw lines, indented in the file's style and without trailing blanks. The first one lacks
+    what is typed already."""
+    typed = before[before.rfind("\n") + 1 :]
+    style = _style(before, after, lines)
+    done = []
+    for number, line in enumerate(lines):
+        blanks = _blanks(line)
+        if number == 0 and typed.strip():
+            added = blanks
+        elif number == 0 and blanks:
+            added = _remainder(typed, _first_columns(line, before, style), style)
+        else:
+            added = blanks if style.tabs is None else style.blanks(_columns(blanks, style.unit))
+        done.append((added + line[len(blanks) :]).rstrip())
+    return done
+
+
+def _first_columns(line: str, before: str, style: _Style) -> int:
+    """Indentation meant for the cursor's line, which is blank so far, when raw text starts so.
+
+    Blanks that start the raw text are the whole indentation, or the part that is not typed yet.
+    They are the part when both together are just what the line above asks for; otherwise the
+    larger of both is meant, since what is typed cannot be taken back.
+    """
+    above, _, typed = before.rpartition("\n")
+    have, own = _columns(_blanks(typed), style.unit), _columns(_blanks(line), style.unit)
+    previous = _last_line(above)
+    wanted = _columns(_blanks(previous), style.unit) + style.unit * _opens(previous)
+    return wanted if have + own == wanted else max(have, own)
+
+
+def _remainder(typed: str, columns: int, style: _Style) -> str:
+    """Blanks that lead from the typed ones to this many columns."""
+    whole = style.blanks(columns)
+    if whole.startswith(typed):
+        return whole[len(typed) :]
+    return " " * (columns - _columns(typed, style.unit))
+
+
+def _blanks(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _columns(blanks: str, tab: int) -> int:
+    return len(blanks.expandtabs(tab))
+
+
+def _last_line(text: str) -> str:
+    """The last line that is not blank, or an empty one."""
+    text = text.rstrip()
+    return text[text.rfind("\n") + 1 :]
+
+
+# What is taken away
+
+
+def _without_loop(lines: list[str], finished: bool) -> list[str]:
+    """Up to the first of three or more equal lines; those that may become such are held back."""
+    for number, (a, b, c) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
+        if a == b == c and _says_something(a):
+            return lines[: number + 1]
+    if not finished and len(lines) > 1:
+        *_, previous, last = lines
+        if _says_something(previous) and previous.startswith(last):
+            return lines[:-2] if lines[-3:-2] == [previous] else lines[:-1]
+    return lines
+
+
+def _says_something(line: str) -> bool:
+    return any(character.isalpha() for character in line)
+
+
+def _without_below(lines: list[str], typed: str, below: str, finished: bool) -> list[str]:
+    """Up to where the lines repeat the next line below, also where the last one may be about to.
+
+    A closer that ends a block of the offered lines themselves is no repetition. The cursor's own
+    line, when it is the last, is left to `_doubles_line`.
+    """
+    if not below:
+        return lines
+    for number, line in enumerate(lines):
+        last = number == len(lines) - 1
+        if number == 0 and (last or len(line) == len(typed)):
+            continue
+        repeats = line == below or (last and bool(line) and below.startswith(line))
+        if repeats and not _closes_own(lines[:number], typed, line, whole=finished or not last):
+            return lines[:number]
+    return lines
+
+
+def _closes_own(lines: list[str], typed: str, closer: str, *, whole: bool) -> bool:
+    """Whether `closer` ends a block that these lines open, other than by what is typed."""
+    if not _closes(closer.strip(), whole):
+        return False
+    depth = _columns(_blanks(closer), _UNIT)
+    inner = False
+    for number in range(len(lines) - 1, -1, -1):
+        line = lines[number]
+        if not line.strip():
+            continue
+        if _columns(_blanks(line), _UNIT) <= depth:
+            by_user = number == 0 and (_opens(typed) or len(line) == len(typed))
+            same = _columns(_blanks(line), _UNIT) == depth
+            return same and not by_user and (inner or _opens(line))
+        inner = True
+    return False
+
+
+def _doubles_line(offered: Offer, typed: str, rest: str, below: str, finished: bool) -> bool:
+    """Whether the cursor's line becomes the next line below, or still may."""
+    if not below or "\n" in offered.text:
+        return False
+    line = typed + offered.text
+    if finished:
+        return line + rest[offered.replace_after :] == below
+    return below.startswith(line)
+
+
+# The text right of the cursor
+
+
+def _fitted(text: str, typed: str, rest: str, finished: bool) -> Offer:
+    """The text without what stands right of the cursor, or with a replacement of it.
+
+    Text that ends with the start of the rest loses that end. Text that brings the rest's closers
+    itself, anywhere, replaces them.
+    """
+    if not rest:
+        return Offer(text, 0)
+    quotes = _open_quotes(typed, rest)
+    if not finished:
+        text = text[: len(text) - _may_vanish(text, rest)].rstrip()
+        return Offer(text, _brought(text, rest, quotes))
+    overlap = _overlap(text, rest, quotes)
+    if overlap:
+        kept = text[: len(text) - overlap]
+        broken = kept.endswith("\n") or (not kept.strip(" \t") or not _last_part(kept).strip())
+        if not (broken and "\n" in text):
+            return Offer(kept.rstrip(), 0)
+        return Offer(text, overlap)
+    brought = _brought(text, rest, quotes)
+    same = _common_end(text, rest[:brought])
+    kept = text[: len(text) - same]
+    if same and _last_part(kept).strip():
+        left = brought - same
+        return Offer(kept.rstrip(), left if rest[:left].strip() else 0)
+    return Offer(text, brought)
+
+
+def _open_quotes(typed: str, rest: str) -> str:
+    """The quotes right of the cursor when they end the string that the cursor is in, else ''."""
+    quote = rest[0]
+    if quote not in _QUOTES:
+        return ""
+    if rest.startswith(quote * 3):
+        return quote * 3
+    return quote if len(re.findall(rf"(?<!\\){quote}", typed)) % 2 else ""
+
+
+def _closers(text: str, quotes: str) -> dict[int, int]:
+    """Index of each closer in the text, with that of its opener, or -1 when that is left of it.
+
+    Strings count as pairs of quotes; what they hold is skipped. `quotes` ends the string in which
+    the text starts, if any.
+    """
+    found: dict[int, int] = {}
+    stack: list[int] = []
+    index = 0
+    if quotes:
+        inside = re.match(rf"(?:\\.|(?!{quotes}).)*", text, re.DOTALL)
+        index = inside.end() if inside else 0
+        if index >= len(text):
+            return found
+        found[index] = -1
+        index += len(quotes)
+    while index < len(text):
+        character = text[index]
+        if character in _QUOTES:
+            end = _string_end(text, index)
+            if end is not None:
+                found[end] = index
+                index = end
+            elif character == quotes:  # the text ends in a string, which the rest ends
+                return {closer: opener for closer, opener in found.items() if opener >= 0}
+        elif character in _PAIRS.values():
+            stack.append(index)
+        elif character in _PAIRS and not (character == ">" and text[index - 1 : index] in "-="):
+            while stack and text[stack[-1]] == "<" != _PAIRS[character]:
+                stack.pop()  # a comparison
+            if stack and text[stack[-1]] == _PAIRS[character]:
+                found[index] = stack.pop()
+            elif not stack:
+                found[index] = -1
+        index += 1
+    return found
+
+
+def _string_end(text: str, start: int) -> int | None:
+    """Index of the quote that ends the string starting here; None when its line does not end it."""
+    quote = text[start]
+    found = re.compile(rf"(?:\\.|[^{quote}\n])*{quote}").match(text, start + 1)
+    return found.end() - 1 if found else None
+
+
+def _overlap(text: str, rest: str, quotes: str) -> int:
+    """Length of the longest end of the text's last line that starts the rest.
+
+    An end with closers of pairs that start before it is none: `print(len(x)` is no overlap for the
+    text `len(x)` before `)`. Neither is one after closers that use up the rest's own.
+    """
+    line_start = text.rfind("\n") + 1
+    pairs = _closers(text, quotes)
+    for size in range(min(len(rest), len(text) - line_start), 0, -1):
+        cut = len(text) - size
+        if not text.endswith(rest[:size]):
+            continue
+        splits = any(opener >= 0 and opener < cut <= closer for closer, opener in pairs.items())
+        if not splits and not _brought(text[:cut], rest, quotes):
+            return size
+    return 0
+
+
+def _brought(text: str, rest: str, quotes: str) -> int:
+    """How many characters at the start of the rest the text brings itself: its unmatched closers in
+    their order, and a `,` `;` `:` behind them that ends the line of the last one."""
+    size, line_end = 0, len(text)
+    for index, opener in _closers(text, quotes).items():
+        if opener >= 0:
+            continue
+        token = quotes if size == 0 and quotes else text[index]
+        blanks = len(rest[size:]) - len(rest[size:].lstrip())
+        if rest.startswith(token, size + blanks):
+            size += blanks + len(token)
+            line_end = text.find("\n", index)
+        elif token != ">":
+            break
+    line = text[: line_end if line_end >= 0 else len(text)].rstrip()
+    if size and rest[size : size + 1] and rest[size] in ",;:" and line.endswith(rest[size]):
+        size += 1
+    return size
+
+
+def _may_vanish(text: str, rest: str) -> int:
+    """How much of the end of a growing text `_fitted` may take away when more has come."""
+    last = _last_part(text)
+    sizes = range(min(len(rest), len(last)), 0, -1)
+    overlap = next((size for size in sizes if last.endswith(rest[:size])), 0)
+    if rest[0] not in _CLOSING:
+        return overlap
+    return max(overlap, len(text) - len(text.rstrip(_CLOSING + "\n")))
+
+
+def _common_end(a: str, b: str) -> int:
+    size = 0
+    while size < min(len(a), len(b)) and a[-1 - size] == b[-1 - size]:
+        size += 1
+    return size
+
+
+def _last_part(text: str) -> str:
+    return text[text.rfind("\n") + 1 :]

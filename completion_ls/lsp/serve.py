@@ -1,0 +1,124 @@
+"""Run the language server over stdio, TCP or a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from completion_ls.lsp.channel import Channel
+from completion_ls.lsp.first_answer import FirstAnswer, answer_initialize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+PARENT_CHECK_S = 10.0
+
+
+def serve_stdio() -> int:
+    """Serve one editor on standard input and output; returns the exit status."""
+    channel = Channel(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    # Whatever a library prints must not get between the frames.
+    os.dup2(2, 1)
+    first = answer_initialize(channel)
+    return asyncio.run(_serve(channel, first, watch_parent=True))
+
+
+def serve_tcp(host: str, port: int) -> int:
+    """Listen; every connection is an editor of its own. Runs until interrupted."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_listen(socket.create_server((host, port), family=_family(host))))
+    return 0
+
+
+def serve_socket(port: int) -> int:
+    """Connect to an editor that listens on this port of the loopback interface."""
+    return asyncio.run(_serve_connected(socket.create_connection(("127.0.0.1", port))))
+
+
+def serve_pipe(path: Path) -> int:
+    """Connect to the editor that listens on this pipe, as LSP has it; where none does, listen."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except FileNotFoundError:
+        pass
+    except ConnectionRefusedError:
+        path.unlink()  # left behind
+    else:
+        return asyncio.run(_serve_connected(connection))
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.listen()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_listen(listener))
+    finally:
+        path.unlink(missing_ok=True)
+    return 0
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+async def _listen(listener: socket.socket) -> None:
+    listener.setblocking(False)
+    log.warning("listening on %s", listener.getsockname())
+    loop = asyncio.get_running_loop()
+    editors: set[asyncio.Task[int]] = set()
+    while True:
+        connection, _ = await loop.sock_accept(listener)
+        task = asyncio.create_task(_serve_connected(connection))
+        editors.add(task)
+        task.add_done_callback(editors.discard)
+
+
+async def _serve_connected(connection: socket.socket) -> int:
+    connection.setblocking(True)
+    if connection.family != getattr(socket, "AF_UNIX", None):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel = Channel(connection.makefile("rb"), connection.makefile("wb"))
+    try:
+        first = await asyncio.to_thread(answer_initialize, channel)
+        return await _serve(channel, first, watch_parent=False)
+    finally:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+
+async def _serve(channel: Channel, first: FirstAnswer, *, watch_parent: bool) -> int:
+    from completion_ls.lsp.server import create_server
+
+    # pygls logs whole messages, and so the user's code.
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)
+    server = create_server()
+    watch = asyncio.create_task(_watch_parent(server)) if watch_parent else None
+    try:
+        return await server.protocol.run(channel, first.id)
+    finally:
+        if watch:
+            watch.cancel()
+        await server.close()
+
+
+async def _watch_parent(server: Any) -> None:
+    """Leave when the editor has died without closing our input."""
+    import psutil
+
+    while server.process_id is None or psutil.pid_exists(server.process_id):
+        await asyncio.sleep(PARENT_CHECK_S)
+    log.warning("the editor (process %d) has gone", server.process_id)
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,367 @@
+"""The language server: thin feature functions; what they do lies in the modules beside."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcContentModified
+from pygls.lsp.server import LanguageServer
+
+from completion_ls import __version__
+from completion_ls.config.settings import Settings
+from completion_ls.config.sources import resolve
+from completion_ls.lsp import messages
+from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean
+from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
+from completion_ls.lsp.notices import Notices
+from completion_ls.lsp.progress import LoadingProgress
+from completion_ls.lsp.protocol import Protocol
+from completion_ls.lsp.suggest import Shown, Situation, Suggester
+from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import Ready
+
+log = logging.getLogger(__name__)
+
+CONFIGURATION_SECTION = "completion-ls"
+CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
+CHARACTERS_PER_TOKEN = 8
+
+
+class CompletionServer(LanguageServer):
+    """One editor window's server."""
+
+    protocol: Protocol
+
+    def __init__(self) -> None:
+        super().__init__(
+            SERVER_NAME,
+            __version__,
+            notebook_document_sync=types.NotebookDocumentSyncOptions(
+                notebook_selector=[types.NotebookDocumentFilterWithNotebook(notebook="*")]
+            ),
+            protocol_cls=Protocol,
+        )
+        self.notices = Notices(self)
+        self.loading = LoadingProgress(self)
+        self.settings = Settings()
+        self.suggester: Suggester | None = None
+        self._editor_settings: dict[str, object] = {}
+        self._running: dict[tuple[str, str], asyncio.Task[object]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, params: types.InitializeParams) -> None:
+        """Take over pygls's workspace; settings and engine wait for `initialized`."""
+        workspace = self.protocol.workspace
+        self.protocol._workspace = DocumentWorkspace(
+            workspace.root_uri,
+            self._text_document_sync_kind,
+            params.workspace_folders or [],
+            workspace.position_encoding,
+        )
+        self._editor_settings[EDITOR_SOURCE] = params.initialization_options
+
+    def configure(self) -> None:
+        """Read all settings again, and attach to another daemon where they ask for one."""
+        self.settings, problems = resolve(list(self._editor_settings.items()))
+        for problem in problems:
+            self.notices.show(str(problem), types.MessageType.Error)
+        logging.getLogger("completion_ls").setLevel(self.settings.server.log_level.upper())
+        config = DaemonConfig.of(self.settings)
+        if self.suggester is None:
+            self.suggester = Suggester(self._new_engine(config), self.settings)
+        else:
+            self.suggester.settings = self.settings
+            self.suggester.end_all()
+            if self.suggester.engine.config != config:
+                self.run_task(self.suggester.engine.close())
+                self.suggester.engine = self._new_engine(config)
+        self.suggester.engine.warm_up()
+
+    def configured(self) -> Suggester:
+        """The suggester; made now for a client that never sends `initialized`."""
+        if self.suggester is None:
+            self.configure()
+        assert self.suggester is not None
+        return self.suggester
+
+    def run_task(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine beside the messages, and keep it from being collected."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Hang up on the daemon."""
+        if self.suggester:
+            self.suggester.end_all()
+            await self.suggester.engine.close()
+
+    def supersede(self, kind: str, uri: str) -> None:
+        """Make the running handler the only one of its kind for a document; an older one is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        older = self._running.get((kind, uri))
+        self._running[kind, uri] = task
+        task.add_done_callback(lambda done: self._forget(kind, uri, done))
+        if older and older is not task:
+            older.cancel()
+
+    def document(self, uri: str) -> Document | None:
+        """An open document; the user hears of it where an editor asks about another one."""
+        found = self.workspace.text_documents.get(unquote(uri))
+        if isinstance(found, Document):
+            return found
+        self.notices.show(f"The editor asked about a document that it has not opened: {_name(uri)}")
+        return None
+
+    def situation(
+        self,
+        document: Document,
+        start: Place,
+        end: Place,
+        *,
+        head: str = "",
+        manual: bool = False,
+    ) -> Situation:
+        """The text before `start` and after `end` (the cursor, twice, as a rule), as if `head`
+        had been typed between them."""
+        limit = CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens
+        before = clean(document.before(start, limit)) + head
+        lines = head.split("\n")
+        return Situation(
+            uri=unquote(document.uri),
+            line=start.line + len(lines) - 1,
+            column=len(lines[-1]) + (start.column if len(lines) == 1 else 0),
+            before=before[-limit:],
+            after=clean(document.after(end, limit)),
+            limit=limit,
+            context=clean(self._cells_above(document.uri, limit)),
+            filename=clean(_name(document.uri)),
+            language=document.language_id or "",
+            manual=manual,
+        )
+
+    def _cells_above(self, uri: str, limit: int) -> str:
+        """The code cells above a notebook cell, or nothing for a plain document."""
+        notebook = self.workspace.get_notebook_document(cell_uri=uri)
+        if notebook is None:
+            return ""
+        above: list[str] = []
+        for cell in notebook.cells:
+            if unquote(cell.document) == unquote(uri):
+                break
+            text = self.workspace.text_documents.get(unquote(cell.document))
+            if cell.kind == types.NotebookCellKind.Code and text is not None:
+                above.append(text.source.rstrip("\r\n") + "\n\n")
+        return "".join(above)[-limit:]
+
+    def _new_engine(self, config: DaemonConfig) -> EngineClient:
+        def ready(_: Ready) -> None:
+            self.loading.end("ready")
+            self.notices.forget()
+
+        def failed(text: str) -> None:
+            self.loading.end("failed")
+            self.notices.show(text, types.MessageType.Error)
+
+        return EngineClient(config, Watcher(loading=self.loading.report, ready=ready, failed=failed))
+
+    def _forget(self, kind: str, uri: str, task: asyncio.Task[object]) -> None:
+        if self._running.get((kind, uri)) is task:
+            del self._running[kind, uri]
+
+
+def create_server() -> CompletionServer:
+    """A server with all its features."""
+    server = CompletionServer()
+
+    @server.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:
+        server.begin(params)
+
+    @server.feature(types.INITIALIZED)
+    def initialized(_: types.InitializedParams) -> None:
+        server.configure()
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
+    async def configuration_changed(params: types.DidChangeConfigurationParams) -> None:
+        await change_configuration(server, params)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    def changed(params: types.DidChangeTextDocumentParams) -> None:
+        follow_change(server, params)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def closed(params: types.DidCloseTextDocumentParams) -> None:
+        if server.suggester:
+            server.suggester.end(unquote(params.text_document.uri))
+
+    @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
+    async def inline_completion(
+        params: types.InlineCompletionParams,
+    ) -> types.InlineCompletionList | None:
+        items = await inline_items(server, params.text_document.uri, params.position, params.context)
+        return types.InlineCompletionList(items=items)
+
+    @server.feature(messages.STREAM_INLINE_COMPLETION)
+    async def stream(params: messages.StreamInlineCompletionParams) -> object:
+        return await stream_items(server, params)
+
+    @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())
+    async def completion(params: types.CompletionParams) -> types.CompletionList | None:
+        return await completion_items(server, params)
+
+    return server
+
+
+async def change_configuration(
+    server: CompletionServer, params: types.DidChangeConfigurationParams
+) -> None:
+    """Take the settings that came with the notification, or ask for them where none came."""
+    settings = params.settings
+    workspace = server.client_capabilities.workspace
+    if not settings and workspace and workspace.configuration:
+        answer = await server.workspace_configuration_async(
+            types.ConfigurationParams([types.ConfigurationItem(section=CONFIGURATION_SECTION)])
+        )
+        settings = answer[0] if answer else None
+    server._editor_settings[CONFIGURATION_SOURCE] = settings
+    server.configure()
+
+
+def follow_change(server: CompletionServer, params: types.DidChangeTextDocumentParams) -> None:
+    """End a suggestion that a change disagrees with; the cursor is taken to be behind the change."""
+    document = server.workspace.text_documents.get(unquote(params.text_document.uri))
+    if server.suggester is None or not isinstance(document, Document) or not params.content_changes:
+        return
+    change = params.content_changes[-1]
+    if len(params.content_changes) > 1 or not isinstance(
+        change, types.TextDocumentContentChangePartial
+    ):
+        server.suggester.end(unquote(document.uri))
+        return
+    start = document.locate(change.range.start)
+    lines = re.split("\r\n|\r|\n", change.text)
+    column = len(lines[-1]) + (start.column if len(lines) == 1 else 0)
+    cursor = Place(start.line + len(lines) - 1, column)
+    server.suggester.changed(server.situation(document, cursor, cursor))
+
+
+async def inline_items(
+    server: CompletionServer,
+    uri: str,
+    position: types.Position,
+    context: types.InlineCompletionContext,
+    partial: Callable[[types.InlineCompletionItem], None] = lambda item: None,
+) -> list[types.InlineCompletionItem]:
+    """The items for a position; `partial` is called with the item as it grows."""
+    server.supersede("inline", uri)
+    document = server.document(uri)
+    if document is None:
+        return []
+    manual = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
+    start = end = document.locate(position)
+    chosen = context.selected_completion_info
+    if chosen is not None:
+        # The suggest widget is open on an item: continue as if it had been accepted already.
+        start, end = document.locate(chosen.range.start), document.locate(chosen.range.end)
+    head = clean(chosen.text) if chosen else ""
+    situation = server.situation(document, start, end, head=head, manual=manual)
+    version = document.version
+
+    def item(shown: Shown) -> types.InlineCompletionItem:
+        last = Place(end.line, end.column + shown.replace_after)
+        return types.InlineCompletionItem(
+            insert_text=(head + shown.text).replace("\n", document.eol),
+            range=types.Range(document.position(start), document.position(last)),
+        )
+
+    def grown(shown: Shown) -> None:
+        if document.version == version:
+            partial(item(shown))
+
+    shown = await ask(server, situation, grown)
+    if document.version != version:
+        raise JsonRpcContentModified("The document changed while the suggestion was computed.")
+    return [item(shown)] if shown else []
+
+
+async def stream_items(
+    server: CompletionServer, params: messages.StreamInlineCompletionParams
+) -> types.InlineCompletionList:
+    """As `inline_items`, with a notification for every growth and a last one that says `done`."""
+    count = itertools.count()
+
+    def send(items: list[types.InlineCompletionItem], *, done: bool) -> None:
+        part = messages.PartialInlineCompletionParams(params.streamId, next(count), items, done)
+        server.protocol.notify(messages.PARTIAL_INLINE_COMPLETION, part)
+
+    items = await inline_items(
+        server,
+        params.textDocument.uri,
+        params.position,
+        params.context,
+        lambda item: send([item], done=False),
+    )
+    send(items, done=True)
+    return types.InlineCompletionList(items=items)
+
+
+async def completion_items(
+    server: CompletionServer, params: types.CompletionParams
+) -> types.CompletionList | None:
+    """The suggestion as an item of the completion menu, for editors without inline completion."""
+    server.supersede("completion", params.text_document.uri)
+    document = server.document(params.text_document.uri)
+    if document is None or not server.settings.server.completion_items:
+        return None
+    place, version = document.locate(params.position), document.version
+    shown = await ask(server, server.situation(document, place, place))
+    if document.version != version:
+        raise JsonRpcContentModified("The document changed while the suggestion was computed.")
+    if shown is None:
+        return types.CompletionList(is_incomplete=True, items=[])
+    end = document.position(Place(place.line, place.column + shown.replace_after))
+    text = shown.text
+    first_line, _, more = text.strip().partition("\n")
+    # Menus filter by the word left of the cursor, which the edit does not replace.
+    word = re.split(r"\s", document.line(place.line)[: place.column])[-1]
+    item = types.CompletionItem(
+        label=first_line + (" …" if more else ""),
+        kind=types.CompletionItemKind.Text,
+        detail=SERVER_NAME,
+        documentation=text if more else None,
+        sort_text="\uffff",
+        filter_text=word + text,
+        insert_text_format=types.InsertTextFormat.PlainText,
+        text_edit=types.TextEdit(
+            range=types.Range(document.position(place), end),
+            new_text=text.replace("\n", document.eol),
+        ),
+    )
+    return types.CompletionList(is_incomplete=True, items=[item])
+
+
+async def ask(
+    server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
+) -> Shown | None:
+    """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
+    if situation.language in server.settings.server.disabled_languages and not situation.manual:
+        return None
+    try:
+        return await server.configured().suggest(situation, partial)
+    except EngineFailed as failure:
+        server.notices.show(str(failure), types.MessageType.Error)
+        return None
+
+
+def _name(uri: str) -> str:
+    return PurePosixPath(unquote(urlsplit(uri).path)).name

@@ -1,0 +1,320 @@
+"""The suggestion session: ask the engine for a place once, and answer from it while one types along.
+
+A suggestion belongs to the place where it was asked for. While what is typed agrees with it, the
+answer is the rest of it: no engine work, and a generation under way goes on. Typing something else,
+backspace and edits elsewhere end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from completion_ls.config.settings import Settings
+from completion_ls.lsp import rules
+from completion_ls.wire.client import Answer, EngineClient, EngineFailed
+from completion_ls.wire.messages import Complete
+
+CLOSER_OF = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", "<": ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The text around a cursor, as the engine and the rules see it: LF line ends, code points.
+
+    `before` and `after` are windows of at most `limit` characters each; `context` stands before
+    the document (notebook cells above).
+    """
+
+    uri: str
+    line: int
+    column: int
+    before: str
+    after: str
+    limit: int
+    context: str = ""
+    filename: str = ""
+    language: str = ""
+    manual: bool = False
+
+    @property
+    def before_line(self) -> str:
+        """The cursor's line left of the cursor."""
+        return self.before[self.before.rfind("\n") + 1 :]
+
+    @property
+    def after_line(self) -> str:
+        """The cursor's line right of the cursor."""
+        return self.after.partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Text to show at a place; it takes the place of `replace_after` characters right of the cursor."""
+
+    text: str
+    replace_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What was typed since a suggestion's start, and closers that the editor added right of it."""
+
+    text: str
+    closers: str
+
+
+@dataclass(slots=True, eq=False)
+class Suggestion:
+    """One generation and what it was asked for."""
+
+    start: Situation
+    mode: rules.Mode
+    max_lines: int
+    raw: str = ""
+    finished: bool = False
+    failure: EngineFailed | None = None
+    waiters: int = 0
+    typed_length: int = 0
+    typed_along: bool = False
+    """The last change of the document agreed with it, so a cancelled request does not stop it."""
+    pump: asyncio.Task[None] | None = None
+    _offer: tuple[int, bool, rules.Offer | None] | None = None
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, text: str) -> None:
+        """Take more of the model's text, up to where the suggestion is complete."""
+        self.raw += text
+        cut = rules.stop(
+            self.raw, before=self.start.before, mode=self.mode, max_lines=self.max_lines
+        )
+        if cut is not None:
+            self.raw = self.raw[:cut]
+            self.finished = True
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake who waits for progress."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def progress(self) -> None:
+        """Wait for more text, the end, or a failure."""
+        await self._progress.wait()
+
+    def offer(self) -> rules.Offer | None:
+        """What the rules make of the text so far, seen from the start."""
+        key = (len(self.raw), self.finished)
+        if self._offer is None or self._offer[:2] != key:
+            offer = rules.offer(
+                self.raw,
+                before=self.start.before,
+                after=self.start.after,
+                mode=self.mode,
+                finished=self.finished,
+            )
+            self._offer = (*key, offer)
+        return self._offer[2]
+
+    def typed_at(self, now: Situation) -> Typed | None:
+        """What was typed between the start and `now`, or None where anything else changed."""
+        start = self.start
+        if now.uri != start.uri or now.context != start.context:
+            return None
+        typed = _between(start, now)
+        if typed is None:
+            return None
+        base = now.before[: len(now.before) - len(typed)]
+        if base != start.before:
+            # Windows of a long document: what fell out on the left does not matter.
+            full = len(now.before) >= now.limit
+            if not full or not start.before.endswith(base) or len(base) + len(typed) < now.limit:
+                return None
+        closers = _added_closers(start.after, now.after, now.limit, typed)
+        return None if closers is None else Typed(typed, closers)
+
+    def agrees(self, now: Situation) -> bool:
+        """Whether `now` is reached by typing along: what was typed is a part of the suggestion."""
+        typed = self.typed_at(now)
+        if typed is None or len(typed.text) < self.typed_length:
+            return False
+        offer = self.offer()
+        text = offer.text if offer else ""
+        if text.startswith(typed.text):
+            return len(typed.text) < len(text) or not self.finished or not typed.text
+        return not self.finished and typed.text.startswith(text)
+
+    def shown_at(self, now: Situation) -> Shown | None:
+        """The rest of the suggestion at a place that agrees."""
+        offer, typed = self.offer(), self.typed_at(now)
+        if offer is None or typed is None:
+            return None
+        rest = rules.type_through(offer.text, typed.text)
+        if not rest:
+            return None
+        covered = len(typed.closers) if _contains_in_order(rest, typed.closers) else 0
+        return Shown(rest, offer.replace_after + covered if covered == len(typed.closers) else 0)
+
+
+class Suggester:
+    """The live suggestions of one editor window."""
+
+    def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._live: dict[str, Suggestion] = {}
+
+    async def suggest(
+        self, now: Situation, partial: Callable[[Shown], None] | None = None
+    ) -> Shown | None:
+        """The text to show at `now`; `partial` is called with what is there meanwhile.
+
+        Raises EngineFailed. Cancelling the caller stops the engine, unless somebody typed along.
+        """
+        suggestion = self._live.get(now.uri)
+        if suggestion and suggestion.agrees(now):
+            self.engine.answered_without_pass()
+        else:
+            suggestion = self._begin(now)
+        while not await self._follow(suggestion, now, partial):
+            suggestion = self._begin(now)
+        return suggestion.shown_at(now)
+
+    async def _follow(
+        self, suggestion: Suggestion, now: Situation, partial: Callable[[Shown], None] | None
+    ) -> bool:
+        """Wait for a suggestion's end. False as soon as it turns out to disagree with what was typed."""
+        typed = suggestion.typed_at(now)
+        assert typed is not None
+        suggestion.waiters += 1
+        suggestion.typed_along = False
+        suggestion.typed_length = len(typed.text)
+        last: Shown | None = None
+        try:
+            while not suggestion.finished:
+                shown = suggestion.shown_at(now)
+                if partial and shown and shown != last:
+                    partial(shown)
+                    last = shown
+                await suggestion.progress()
+                if suggestion.failure:
+                    raise suggestion.failure
+                if not suggestion.agrees(now):
+                    return False
+            return True
+        finally:
+            self._leave(suggestion)
+
+    def changed(self, now: Situation) -> None:
+        """The document changed and the cursor is probably at `now`: end what disagrees with that."""
+        suggestion = self._live.get(now.uri)
+        if suggestion is None:
+            return
+        suggestion.typed_along = suggestion.agrees(now)
+        if not suggestion.typed_along:
+            self.end(now.uri)
+
+    def end(self, uri: str) -> None:
+        """Forget a document's suggestion and stop its generation. Requests that wait for it get
+        what it has."""
+        suggestion = self._live.pop(uri, None)
+        if suggestion and suggestion.pump:
+            suggestion.pump.cancel()
+
+    def end_all(self) -> None:
+        """Forget everything."""
+        for uri in list(self._live):
+            self.end(uri)
+
+    def _leave(self, suggestion: Suggestion) -> None:
+        suggestion.waiters -= 1
+        if suggestion.waiters or suggestion.finished or suggestion.typed_along:
+            return
+        if self._live.get(suggestion.start.uri) is suggestion:
+            self.end(suggestion.start.uri)
+
+    def _begin(self, now: Situation) -> Suggestion:
+        self.end(now.uri)
+        wanted = self.settings.completion
+        mode = rules.choose_mode(now.before_line, now.after_line, wanted.lines)
+        suggestion = Suggestion(replace(now), mode, wanted.max_lines)
+        self._live[now.uri] = suggestion
+        suggestion.pump = asyncio.create_task(self._generate(suggestion))
+        return suggestion
+
+    async def _generate(self, suggestion: Suggestion) -> None:
+        start, wanted = suggestion.start, self.settings.completion
+        request = Complete(
+            id=0,
+            document=start.uri,
+            prefix=start.before,
+            suffix=start.after,
+            context=start.context,
+            filename=start.filename,
+            language=start.language,
+            lane="manual" if start.manual else "key",
+            prompt_tokens=self.settings.prompt.max_tokens,
+            suffix_share=self.settings.prompt.suffix_share,
+            max_tokens=wanted.max_tokens,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            seed=wanted.seed,
+            stop_at_line=suggestion.mode is rules.Mode.LINE,
+        )
+        answer: Answer | None = None
+        try:
+            answer = await self.engine.complete(request)
+            async for chunk in answer:
+                suggestion.add(chunk.text)
+                if suggestion.finished:
+                    break
+        except EngineFailed as failure:
+            suggestion.failure = failure
+            if self._live.get(start.uri) is suggestion:
+                del self._live[start.uri]
+        finally:
+            if answer:
+                self.engine.cancel(answer)
+            suggestion.finished = True
+            suggestion.notify()
+
+
+def _between(start: Situation, now: Situation) -> str | None:
+    """The text from the start's place to the place of `now`, read off `now`'s window."""
+    if now.line == start.line:
+        length = now.column - start.column
+        return now.before[len(now.before) - length :] if 0 <= length <= len(now.before) else None
+    if now.line < start.line:
+        return None
+    line_start = len(now.before)
+    for _ in range(now.line - start.line + 1):
+        line_start = now.before.rfind("\n", 0, line_start)
+        if line_start < 0:
+            break
+    # Without a line end before it, the start's line is the window's first; that holds its column
+    # only where the window is the whole text.
+    if line_start < 0 and len(now.before) >= now.limit:
+        return None
+    begin = line_start + 1 + start.column
+    return now.before[begin:] if begin <= len(now.before) else None
+
+
+def _added_closers(before: str, now: str, limit: int, typed: str) -> str | None:
+    """Closers that stand in `now` and not in `before` (texts right of the cursor); None if more changed."""
+    added = len(now) - len(before) if len(now) < limit else 0
+    for length in [added] if added else range(5):
+        closers, rest = now[:length], now[length:]
+        if rest == before or (len(now) >= limit and before.startswith(rest)):
+            openers = [CLOSER_OF[character] for character in typed if character in CLOSER_OF]
+            return closers if all(character in openers for character in closers) else None
+    return None
+
+
+def _contains_in_order(text: str, characters: str) -> bool:
+    position = 0
+    for character in characters:
+        position = text.find(character, position) + 1
+        if not position:
+            return False
+    return True

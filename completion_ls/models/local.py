@@ -1,0 +1,134 @@
+"""The door to models: a name or path goes in, a folder that an engine can load comes out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from completion_ls.models import catalogue, convert, fetch
+from completion_ls.models.catalogue import CatalogueEntry
+from completion_ls.models.errors import ModelError
+from completion_ls.models.store import Progress, file_sha256, silent
+
+__all__ = ["LocalModel", "ModelError", "find", "prepare"]
+
+FETCH_SHARE = 0.6
+"""Part of the progress given to fetching when a model is fetched and converted."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model on this disk: `folder` holds config.json, tokenizer.json and *.safetensors."""
+
+    name: str
+    folder: Path
+
+
+def find(entry: CatalogueEntry) -> LocalModel | None:
+    """The entry's model if it is ready for use. Touches no network and does no work."""
+    folder = convert.converted_folder(entry.file_name, entry.size, entry.sha256)
+    return LocalModel(entry.name, folder) if convert.is_converted(folder, entry.sha256) else None
+
+
+def prepare(name: str, *, progress: Progress = silent, offline: bool = False) -> LocalModel:
+    """The model called `name`: from the catalogue, a .gguf file or a Hugging Face folder.
+
+    What is missing is fetched (unless `offline`) and converted, which takes from seconds to
+    minutes; `progress` hears of it. A model that is ready is found in milliseconds without any
+    network. Raises ModelError.
+    """
+    entry = catalogue.find(name)
+    if entry is not None:
+        return _from_catalogue(entry, progress, offline)
+    path = Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
+    if path.is_dir():
+        return _from_folder(path)
+    if path.is_file():
+        return _from_file(path, progress)
+    if os.sep in name or name.startswith(("~", ".")) or name.lower().endswith(".gguf"):
+        raise ModelError(f"There is no model file or folder {path}; check the path.")
+    names = [known.name for known in catalogue.ENTRIES]
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    raise ModelError(
+        f"There is no model called {name!r}; did you mean {nearest[0]!r}? Else give a folder or a "
+        ".gguf file."
+    )
+
+
+def _from_catalogue(entry: CatalogueEntry, progress: Progress, offline: bool) -> LocalModel:
+    ready = find(entry)
+    if ready is not None:
+        return ready
+    share = 0.0 if fetch.is_fetched(entry) else FETCH_SHARE
+    if share and offline:
+        raise ModelError(
+            f"The model {entry.name} is not on this machine; run "
+            f"`completion-ls models pull {entry.name}`."
+        )
+    gguf = fetch.fetch(entry, _part(progress, 0.0, share))
+    return LocalModel(entry.name, convert.convert(gguf, entry.sha256, _part(progress, share, 1.0)))
+
+
+def _from_file(path: Path, progress: Progress) -> LocalModel:
+    try:
+        # Looked at first, as hashing gigabytes of something else would take its time.
+        if not convert.is_gguf(path):
+            raise ModelError(
+                f"The file {path} is not a GGUF file; give a .gguf file or a folder with "
+                "config.json, tokenizer.json and *.safetensors."
+            )
+        sha256 = file_sha256(path, _part(progress, 0.0, 0.1))
+    except OSError as error:
+        raise ModelError(f"The model file {path} cannot be read ({error.strerror}).") from error
+    return LocalModel(path.stem, convert.convert(path, sha256, _part(progress, 0.1, 1.0)))
+
+
+def _from_folder(folder: Path) -> LocalModel:
+    """Check that the folder has what engines load. Raises ModelError."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and (any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))):
+        raise ModelError(
+            f"The folder {folder} has its weights only as pickle files (.bin or .pt), which can "
+            "run any code when they are loaded; convert them to safetensors first."
+        )
+    if not weights:
+        missing.append("*.safetensors")
+    if missing:
+        inside = next(iter(sorted(folder.glob("*.gguf"))), None)
+        advice = f"give the file {inside.name} in it" if inside else "give another folder"
+        raise ModelError(
+            f"The folder {folder} is not a model: it has no {' and no '.join(missing)}; {advice}."
+        )
+    for path in weights:
+        if not _whole_safetensors(path):
+            raise ModelError(
+                f"The file {path} is cut short or is not a safetensors file; get it again."
+            )
+    return LocalModel(folder.name, folder)
+
+
+def _whole_safetensors(path: Path) -> bool:
+    """Whether the file is as long as its header says (an LFS pointer, for one, is not)."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size:
+                return False
+            header = json.loads(file.read(length))
+        end = max(
+            (t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0
+        )
+        return size == 8 + length + int(end)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return False
+
+
+def _part(progress: Progress, start: float, end: float) -> Callable[[str, float], None]:
+    """Progress of a step that is only a part of the whole."""
+    return lambda text, fraction: progress(text, start + (end - start) * fraction)

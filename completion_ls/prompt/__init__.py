@@ -1,0 +1,1 @@
+"""From the text around the cursor to the model's prompt."""

@@ -1,0 +1,66 @@
+"""Which lines around the cursor the model sees: a pure function of the text, and a sticky one.
+
+The KV cache is reused up to the first changed token, so the first line of the window must not move
+with every key or every Enter. It is not remembered but read off the text: some lines are natural
+starts (a hash of the line says so, about one line in sixteen), and the window begins at the first
+natural start that fits. So it stays where it is while one types, wherever edits happen above it,
+and a fresh process that is given the same text chooses the same window.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+STARTS_ONE_IN = 16
+PIECE = 256
+"""A line longer than the budget is cut at a multiple of this many characters."""
+
+
+def window_before(text: str, budget: int, cost: Callable[[str], int]) -> str:
+    """The end of `text` (which ends at the cursor) that costs at most `budget` tokens.
+
+    `cost` gives the tokens of one line. The last line, where the cursor stands, is always kept as
+    far as it fits and does not take part in choosing the start, so typing in it moves nothing.
+    """
+    lines = _lines(text)
+    anchored = lines[:-1]
+    tail = _tail(lines[-1], budget // 2, cost)
+    # The reserve keeps the start where it is while the cursor's line grows and shrinks.
+    room = budget - max(cost(tail), budget // 8)
+    first = len(anchored)
+    while first > 0 and cost(anchored[first - 1]) <= room:
+        first -= 1
+        room -= cost(anchored[first])
+    if first > 0:
+        first = next((n for n in range(first, len(anchored)) if _natural_start(anchored[n])), first)
+    return "".join(anchored[first:]) + tail
+
+
+def window_after(text: str, budget: int, cost: Callable[[str], int]) -> str:
+    """Whole lines from the start of `text` (which begins at the cursor) up to `budget` tokens."""
+    kept: list[str] = []
+    for line in _lines(text):
+        budget -= cost(line)
+        if budget < 0:
+            break
+        kept.append(line)
+    return "".join(kept)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; only LF counts, and the last is what stands after the last LF."""
+    parts = text.split("\n")
+    return [*(part + "\n" for part in parts[:-1]), parts[-1]]
+
+
+def _natural_start(line: str) -> bool:
+    return zlib.crc32(line.encode("utf-8", "replace")) % STARTS_ONE_IN == 0
+
+
+def _tail(line: str, budget: int, cost: Callable[[str], int]) -> str:
+    start = 0
+    while start < len(line) and cost(line[start:]) > budget:
+        remaining = len(line) - start
+        start += PIECE * max(1, remaining // (4 * PIECE)) if remaining > PIECE else PIECE // 16
+    return line[start:]

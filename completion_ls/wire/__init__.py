@@ -1,0 +1,1 @@
+"""Message types, frames and connections between fronts and the engine daemon."""

@@ -1,0 +1,101 @@
+"""Attach to the daemon of given settings, and start it when none answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+from completion_ls.config import paths
+from completion_ls.wire.connection import Connection, NoDaemon
+from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+POLL_S = 0.02
+
+
+class StartFailed(Exception):
+    """The daemon did not come up; the message says what it said."""
+
+
+async def attach(config: DaemonConfig) -> Connection:
+    """A connection to the daemon of these settings, started here if need be.
+
+    However many fronts do this at once, one daemon results: the first to hold the start lock starts
+    it, the others find it. Raises StartFailed, connection.Refused, or OSError where the runtime
+    folder cannot be used.
+    """
+    endpoint = Endpoint.of(config)
+    try:
+        return await Connection.open(endpoint)
+    except NoDaemon:
+        pass
+    lock = FileLock(endpoint.start_lock)
+    await asyncio.to_thread(lock.acquire)
+    try:
+        return await _start(config, endpoint)
+    finally:
+        lock.release()
+
+
+async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
+    try:
+        return await Connection.open(endpoint)
+    except NoDaemon:
+        log.info("starting the engine daemon %s", endpoint.name)
+    log_file = daemon_log(endpoint)
+    with log_file.open("ab") as stream:
+        start_of_log = stream.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "completion_ls", "daemon", "run", "--config", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            start_new_session=True,  # it outlives the editor window that started it
+            cwd=Path.home() if Path.home().is_dir() else None,
+        )
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        pipe.write(config.model_dump_json().encode())
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while True:
+        ended = process.poll()
+        try:
+            return await Connection.open(endpoint)
+        except NoDaemon:
+            pass
+        if ended is not None:
+            said = _tail(log_file, start_of_log)
+            raise StartFailed(f"The engine daemon ended with status {ended}. {said}")
+        if asyncio.get_running_loop().time() > deadline:
+            process.kill()
+            process.wait()
+            raise StartFailed(
+                f"The engine daemon did not listen within {START_TIMEOUT_S:.0f} s. Its log: {log_file}"
+            )
+        await asyncio.sleep(POLL_S)
+
+
+def daemon_log(endpoint: Endpoint) -> Path:
+    """The daemon's log file, private to this user; the last one is kept when it grew over 1 MB."""
+    folder = paths.log_dir()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / f"{endpoint.name}.log"
+    if file.exists() and file.stat().st_size > 1_000_000:
+        file.replace(file.with_suffix(".log.1"))
+    file.touch(mode=0o600)
+    return file
+
+
+def _tail(log_file: Path, start: int) -> str:
+    with log_file.open("rb") as stream:
+        stream.seek(max(start, os.fstat(stream.fileno()).st_size - 2000))
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"It said nothing; its log is {log_file}."

@@ -1,0 +1,232 @@
+"""A front's view of the engine: ask for completions, through daemon deaths and restarts.
+
+The client attaches when told to (`warm_up`) or asked (`complete`), again after the daemon was lost,
+and not more often than the back-off allows. It never raises into the editor: a job that cannot be
+served ends with EngineFailed, whose message is for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from completion_ls.wire.attach import StartFailed, attach
+from completion_ls.wire.codec import MessageError
+from completion_ls.wire.connection import Connection, Refused
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import (
+    AnsweredWithoutPass,
+    Cancel,
+    Chunk,
+    Complete,
+    Done,
+    Error,
+    GetStatus,
+    Loading,
+    Message,
+    Ready,
+    Status,
+    Stop,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 30.0
+
+
+class EngineFailed(Exception):
+    """A job cannot be served; the message is a sentence for the user."""
+
+
+@dataclass(slots=True)
+class Watcher:
+    """What the owner of a client is told (all optional): called on the event loop."""
+
+    loading: Callable[[str, float], None] = lambda text, fraction: None
+    ready: Callable[[Ready], None] = lambda ready: None
+    failed: Callable[[str], None] = lambda text: None
+
+
+@dataclass(slots=True)
+class Answer:
+    """A job under way: iterate over its chunks; `done` is set when the iteration has ended."""
+
+    id: int
+    chunks: asyncio.Queue[Chunk | Done | EngineFailed | None] = field(default_factory=asyncio.Queue)
+    done: Done | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while True:
+            item = await self.chunks.get()
+            if item is None:
+                return
+            if isinstance(item, EngineFailed):
+                raise item
+            if isinstance(item, Done):
+                self.done = item
+                return
+            yield item
+
+
+class EngineClient:
+    """One front's connection to its daemon, kept up. Use from one event loop."""
+
+    def __init__(self, config: DaemonConfig, watcher: Watcher | None = None) -> None:
+        self.config = config
+        self.ready: Ready | None = None
+        self._watch = watcher or Watcher()
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Answer] = {}
+        self._waiting_for_status: list[asyncio.Future[Status]] = []
+        self._connection: Connection | None = None
+        self._attaching: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self._backoff = FIRST_BACKOFF_S
+        self._not_before = 0.0
+        self._trouble = ""
+        self._closed = False
+
+    def warm_up(self) -> None:
+        """Attach in the background, so that the model is loaded before the first key."""
+        if not self._connection and not self._attaching and not self._closed:
+            self._attaching = asyncio.create_task(self._attach())
+
+    async def complete(self, request: Complete) -> Answer:
+        """Send a job (its `id` is set here). Raises EngineFailed where there is no daemon for it."""
+        await self._attached()
+        answer = Answer(next(self._ids))
+        self._answers[answer.id] = answer
+        self._send(request.model_copy(update={"id": answer.id}))
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """Stop a job; its iteration ends. Harmless when it has ended already."""
+        if self._answers.pop(answer.id, None) is None:
+            return
+        answer.chunks.put_nowait(None)
+        if self._connection:
+            self._send(Cancel(id=answer.id))
+
+    def answered_without_pass(self) -> None:
+        """Count a keystroke that needed no engine, where there is a daemon to count it."""
+        if self._connection:
+            self._send(AnsweredWithoutPass())
+
+    async def status(self) -> Status:
+        """A snapshot of the daemon. Raises EngineFailed."""
+        await self._attached()
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting_for_status.append(waiting)
+        self._send(GetStatus())
+        return await waiting
+
+    async def stop_daemon(self) -> None:
+        """Ask the daemon to leave and wait until it has hung up."""
+        await self._attached()
+        self._closed = True
+        self._send(Stop())
+        if self._receiving:
+            await self._receiving
+
+    async def close(self) -> None:
+        """Hang up. Jobs under way end with EngineFailed."""
+        self._closed = True
+        tasks = [task for task in (self._attaching, self._receiving) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+        self._fail_all("The connection to the engine was closed.")
+
+    async def _attached(self) -> None:
+        if self._connection:
+            return
+        if self._closed:
+            raise EngineFailed("The connection to the engine was closed.")
+        if not self._attaching and asyncio.get_running_loop().time() < self._not_before:
+            raise EngineFailed(self._trouble)
+        self.warm_up()
+        assert self._attaching is not None
+        # Shielded: many requests wait for the same attach, and one of them may be cancelled.
+        await asyncio.shield(self._attaching)
+        if not self._connection:
+            raise EngineFailed(self._trouble)
+
+    async def _attach(self) -> None:
+        try:
+            self._connection = await attach(self.config)
+        except (StartFailed, Refused, OSError) as error:
+            self._failed(str(error))
+        else:
+            self._receiving = asyncio.create_task(self._receive(self._connection))
+        finally:
+            self._attaching = None
+
+    async def _receive(self, connection: Connection) -> None:
+        load_error = ""
+        while message := await connection.receive():
+            match message:
+                case Chunk(id=id):
+                    if answer := self._answers.get(id):
+                        answer.chunks.put_nowait(message)
+                case Done(id=id):
+                    if answer := self._answers.pop(id, None):
+                        answer.chunks.put_nowait(message)
+                case Error(id=int(id)):
+                    if answer := self._answers.pop(id, None):
+                        answer.chunks.put_nowait(EngineFailed(message.text))
+                case Error(code="load"):
+                    load_error = message.text
+                case Error():
+                    log.warning("the engine daemon answered: %s", message.text)
+                case Loading():
+                    self._watch.loading(message.text, message.fraction)
+                case Ready():
+                    self.ready = message
+                    self._backoff = FIRST_BACKOFF_S
+                    self._watch.ready(message)
+                case Status():
+                    for waiting in self._waiting_for_status:
+                        if not waiting.done():
+                            waiting.set_result(message)
+                    self._waiting_for_status.clear()
+        connection.close()
+        self._connection = None
+        was_ready, self.ready = self.ready, None
+        if self._closed:
+            self._fail_all("The engine daemon has left.")
+            return
+        self._failed(load_error or "The engine daemon stopped; it is started again when needed.")
+        if was_ready and not load_error:
+            self._not_before = 0.0  # it worked a moment ago, so bring it back at once
+            self.warm_up()
+
+    def _failed(self, text: str) -> None:
+        self._trouble = text
+        self._not_before = asyncio.get_running_loop().time() + self._backoff
+        self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
+        log.warning("%s", text)
+        self._fail_all(text)
+        self._watch.failed(text)
+
+    def _fail_all(self, text: str) -> None:
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.chunks.put_nowait(EngineFailed(text))
+        waiting, self._waiting_for_status = self._waiting_for_status, []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(EngineFailed(text))
+
+    def _send(self, message: Message) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send(message)
+        except MessageError as error:
+            raise EngineFailed(str(error)) from error

@@ -1,0 +1,92 @@
+"""Frames: four bytes of length (big-endian), then one message as a msgpack map."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from completion_ls.wire.messages import DaemonMessage, FrontMessage, Message
+
+MAX_FRAME = 8 * 1024 * 1024
+"""Most bytes in a frame. A front sends text windows, never whole files, so none comes near it."""
+
+HEADER = struct.Struct(">I")
+
+front_messages: TypeAdapter[FrontMessage] = TypeAdapter(FrontMessage)
+daemon_messages: TypeAdapter[DaemonMessage] = TypeAdapter(DaemonMessage)
+
+
+class FrameError(Exception):
+    """The bytes are no frame; what follows them cannot be trusted, so the connection must end."""
+
+
+class MessageError(Exception):
+    """The frame is whole but holds no message that this side understands; the next one may."""
+
+    def __init__(self, text: str, *, unknown_type: bool = False, id: int | None = None) -> None:
+        super().__init__(text)
+        self.unknown_type = unknown_type
+        self.id = id
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message. Raises MessageError where it is larger than MAX_FRAME."""
+    body: bytes = msgpack.packb(message.model_dump(), use_bin_type=True)
+    if len(body) > MAX_FRAME:
+        raise MessageError(f"The message has {len(body)} bytes; a frame may have {MAX_FRAME}.")
+    return HEADER.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """The map in a frame's body. Raises FrameError where it is none."""
+    try:
+        value = msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except Exception as error:  # msgpack raises ValueError, its own classes, and UnicodeDecodeError
+        raise FrameError(f"The frame is not msgpack ({type(error).__name__}).") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"The frame holds a {type(value).__name__}, not a map.")
+    return value
+
+
+M = TypeVar("M")
+
+
+def decode(body: bytes, messages: TypeAdapter[M]) -> M:
+    """The message in a frame's body. Raises FrameError or MessageError."""
+    value = unpack(body)
+    try:
+        return messages.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        id = value.get("id")
+        where = ".".join(str(part) for part in first["loc"])
+        raise MessageError(
+            f"Message of type {str(value.get('type'))[:40]!r}: {where + ': ' if where else ''}{first['msg']}.",
+            unknown_type=first["type"].startswith("union_tag"),
+            id=id if isinstance(id, int) else None,
+        ) from error
+
+
+async def read_body(reader: asyncio.StreamReader) -> bytes | None:
+    """The next frame's body; None at the end of the stream between two frames.
+
+    Raises FrameError where the announced length is over MAX_FRAME (nothing of it is read) or the
+    stream ends inside a frame.
+    """
+    try:
+        header = await reader.readexactly(HEADER.size)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise FrameError("The connection ended inside a frame's length.") from error
+        return None
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME:
+        raise FrameError(f"A frame of {length} bytes was announced; at most {MAX_FRAME} are taken.")
+    try:
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        raise FrameError("The connection ended inside a frame.") from error

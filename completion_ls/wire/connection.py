@@ -1,0 +1,79 @@
+"""One connection of a front to a daemon: connect, say hello, send and receive messages."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from completion_ls import __version__
+from completion_ls.wire import codec
+from completion_ls.wire.endpoint import LOOPBACK, Endpoint
+from completion_ls.wire.messages import PROTOCOL, DaemonMessage, Error, Hello, Message, Welcome
+
+HELLO_TIMEOUT_S = 10.0
+
+
+class NoDaemon(Exception):
+    """Nothing listens there."""
+
+
+class Refused(Exception):
+    """A daemon listens but does not take this connection; the message is its sentence."""
+
+
+class Connection:
+    """A connection on which the daemon has welcomed us."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: Welcome
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.welcome = welcome
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint) -> Connection:
+        """Connect to the daemon of this endpoint. Raises NoDaemon or Refused."""
+        token = ""
+        try:
+            if hasattr(socket, "AF_UNIX") and endpoint.socket_file.exists():
+                reader, writer = await asyncio.open_unix_connection(endpoint.socket_file)
+            elif address := endpoint.read_tcp():
+                token = address.token
+                reader, writer = await asyncio.open_connection(LOOPBACK, address.port)
+            else:
+                raise NoDaemon
+        except OSError as error:
+            raise NoDaemon from error
+        try:
+            writer.write(codec.encode(Hello(protocol=PROTOCOL, version=__version__, token=token)))
+            body = await asyncio.wait_for(codec.read_body(reader), HELLO_TIMEOUT_S)
+            answer = codec.decode(body, codec.daemon_messages) if body is not None else None
+        except (OSError, TimeoutError, codec.FrameError, codec.MessageError) as error:
+            writer.close()
+            raise NoDaemon from error
+        if isinstance(answer, Welcome):
+            return cls(reader, writer, answer)
+        writer.close()
+        if isinstance(answer, Error):
+            raise Refused(answer.text)
+        raise NoDaemon
+
+    def send(self, message: Message) -> None:
+        """Queue a message; raises codec.MessageError where it is too large for a frame."""
+        self._writer.write(codec.encode(message))
+
+    async def receive(self) -> DaemonMessage | None:
+        """The next message that this version knows; None when the connection has ended."""
+        while True:
+            try:
+                body = await codec.read_body(self._reader)
+                return None if body is None else codec.decode(body, codec.daemon_messages)
+            except codec.MessageError:
+                continue  # from a newer daemon
+            except (OSError, codec.FrameError):
+                return None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()

@@ -1,0 +1,125 @@
+"""Where the daemon of given settings is found: file names in the private runtime folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from completion_ls import __version__
+from completion_ls.config import paths
+from completion_ls.config.settings import DaemonSettings, EngineSettings, ModelSettings, Settings
+from completion_ls.wire.messages import PROTOCOL
+
+LOOPBACK = "127.0.0.1"
+# The limit of sun_path is 108 bytes on Linux and 104 on macOS, the ending zero included.
+MAX_SOCKET_PATH = 103
+
+
+class DaemonConfig(BaseModel):
+    """What a daemon is started with (JSON on its standard input)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: ModelSettings
+    engine: EngineSettings
+    daemon: DaemonSettings
+    log_level: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> DaemonConfig:
+        """The part of the settings that a daemon needs."""
+        return cls(
+            model=settings.model,
+            engine=settings.engine,
+            daemon=settings.daemon,
+            log_level=settings.server.log_level,
+        )
+
+
+class TcpAddress(BaseModel):
+    """The content of a `.tcp` file: who can read it (this user) may connect."""
+
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The files of one daemon. Fronts whose model and engine settings are equal share it."""
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def of(cls, config: DaemonConfig) -> Endpoint:
+        """The endpoint of these settings. Raises PermissionError where the folder is not private."""
+        same = [__version__, PROTOCOL, config.model.model_dump(), config.engine.model_dump()]
+        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+        return cls(paths.runtime_dir(), f"engine-{digest[:12]}")
+
+    @classmethod
+    def all(cls) -> list[Endpoint]:
+        """Every endpoint in the runtime folder, running or left behind."""
+        folder = paths.runtime_dir()
+        found = {file.stem for kind in ("*.sock", "*.tcp") for file in folder.glob(kind)}
+        return [cls(folder, name) for name in sorted(found)]
+
+    @property
+    def socket_file(self) -> Path:
+        """The Unix socket."""
+        return self.folder / f"{self.name}.sock"
+
+    @property
+    def tcp_file(self) -> Path:
+        """Port and token, where the transport is TCP."""
+        return self.folder / f"{self.name}.tcp"
+
+    @property
+    def start_lock(self) -> Path:
+        """Held by the front that starts the daemon."""
+        return self.folder / f"{self.name}.start.lock"
+
+    @property
+    def life_lock(self) -> Path:
+        """Held by the daemon as long as it lives; the kernel frees it when the daemon is killed."""
+        return self.folder / f"{self.name}.life.lock"
+
+    def uses_unix(self, transport: str) -> bool:
+        """Whether a daemon of this transport setting listens on the Unix socket."""
+        possible = hasattr(socket, "AF_UNIX") and len(os.fsencode(self.socket_file)) <= MAX_SOCKET_PATH
+        if transport == "unix" and not possible:
+            raise OSError(
+                f"daemon.transport is 'unix', but {self.socket_file} cannot be a Unix socket here "
+                f"(none on this system, or over {MAX_SOCKET_PATH} bytes). Use 'tcp', or a shorter "
+                "COMPLETION_LS_RUNTIME_DIR."
+            )
+        return possible and transport != "tcp"
+
+    def write_tcp(self, port: int) -> TcpAddress:
+        """Publish port and a new token, readable by this user only, all at once or not at all."""
+        address = TcpAddress(port=port, token=secrets.token_hex(32))
+        temporary = self.tcp_file.with_suffix(f".{os.getpid()}.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(address.model_dump_json())
+        temporary.replace(self.tcp_file)
+        return address
+
+    def read_tcp(self) -> TcpAddress | None:
+        """Port and token, or None where no daemon published them."""
+        try:
+            return TcpAddress.model_validate_json(self.tcp_file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def remove(self) -> None:
+        """Take the socket and the address away (only the holder of the life lock may)."""
+        self.socket_file.unlink(missing_ok=True)
+        self.tcp_file.unlink(missing_ok=True)

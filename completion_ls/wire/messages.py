@@ -1,0 +1,161 @@
+"""The messages between a front (one per editor window) and the engine daemon.
+
+Each message is one frame (see `codec`). Fields that a peer does not know are ignored, so either
+side may gain fields; PROTOCOL changes only when a message changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL = 1
+"""Version of the meaning of these messages; both sides of a connection must have the same."""
+
+
+class Message(BaseModel):
+    """What all messages share: strict types, unknown fields ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+# front to daemon
+
+
+class Hello(Message):
+    """First message of a connection. `token` is required where the transport is TCP."""
+
+    type: Literal["hello"] = "hello"
+    protocol: int
+    version: str
+    token: str = ""
+
+
+class Complete(Message):
+    """Continue `prefix` (text before the cursor). Answered by Chunks and one Done, or one Error.
+
+    The texts are windows of the document cut by the front; line ends are LF. `id` is chosen by the
+    front and unique on its connection. `context` is text that stands before the document (notebook
+    cells above). The prompt has at most `prompt_tokens`, of which `suffix_share` may be the suffix.
+    `stop_at_line` ends the job at its first line end.
+    """
+
+    type: Literal["complete"] = "complete"
+    id: int
+    document: str
+    prefix: str
+    suffix: str
+    context: str = ""
+    filename: str = ""
+    language: str = ""
+    lane: Literal["key", "manual", "background"] = "key"
+    prompt_tokens: Annotated[int, Field(ge=64)] = 2048
+    suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
+    temperature: Annotated[float, Field(ge=0, le=5)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 0
+    stop_at_line: bool = False
+
+
+class Cancel(Message):
+    """Stop the job of this id; nothing more is sent for it."""
+
+    type: Literal["cancel"] = "cancel"
+    id: int
+
+
+class AnsweredWithoutPass(Message):
+    """A keystroke was answered from a suggestion that was there already (for the statistics)."""
+
+    type: Literal["answered_without_pass"] = "answered_without_pass"
+
+
+class GetStatus(Message):
+    """Ask for a Status."""
+
+    type: Literal["get_status"] = "get_status"
+
+
+class Stop(Message):
+    """Ask the daemon to leave."""
+
+    type: Literal["stop"] = "stop"
+
+
+# daemon to front
+
+
+class Welcome(Message):
+    """Answer to Hello."""
+
+    type: Literal["welcome"] = "welcome"
+    protocol: int
+    version: str
+    pid: int
+
+
+class Loading(Message):
+    """Sent on every connection while the model is fetched and loaded; `fraction` is 0 to 1."""
+
+    type: Literal["loading"] = "loading"
+    text: str
+    fraction: float
+
+
+class Ready(Message):
+    """The engine is loaded and holds `max_context` tokens for prompt and output together."""
+
+    type: Literal["ready"] = "ready"
+    model: str
+    max_context: int
+
+
+class Chunk(Message):
+    """More text of a job. `reused` and `computed` count its prompt tokens."""
+
+    type: Literal["chunk"] = "chunk"
+    id: int
+    text: str
+    reused: int
+    computed: int
+
+
+class Done(Message):
+    """A job ended by itself. `generated` counts tokens; times are milliseconds since its arrival."""
+
+    type: Literal["done"] = "done"
+    id: int
+    finish: Literal["stop", "length", "line"]
+    reused: int
+    computed: int
+    generated: int
+    first_token_ms: float
+    total_ms: float
+
+
+class Error(Message):
+    """Something failed; `id` names the job where one is concerned. `text` is a sentence for people."""
+
+    type: Literal["error"] = "error"
+    id: int | None = None
+    code: Literal[
+        "bad_frame", "bad_message", "unknown_message", "protocol", "token", "load", "job", "stopping"
+    ]
+    text: str
+
+
+class Status(Message):
+    """A snapshot of the daemon for people and tools; the keys of `figures` are documented in README."""
+
+    type: Literal["status"] = "status"
+    figures: dict[str, Any]
+
+
+FrontMessage = Annotated[
+    Hello | Complete | Cancel | AnsweredWithoutPass | GetStatus | Stop, Field(discriminator="type")
+]
+DaemonMessage = Annotated[
+    Welcome | Loading | Ready | Chunk | Done | Error | Status, Field(discriminator="type")
+]
