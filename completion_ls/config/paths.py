@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import platformdirs
@@ -42,10 +43,10 @@ def runtime_dir() -> Path:
         folder = Path(named)
     elif os.environ.get("XDG_RUNTIME_DIR"):
         folder = Path(os.environ["XDG_RUNTIME_DIR"]) / APP
-    else:
+    elif sys.platform in ("darwin", "win32"):
         folder = Path(platformdirs.user_runtime_dir(APP, appauthor=False))
-        if not folder.parent.is_dir():  # no session manager made /run/user/UID
-            folder = Path(platformdirs.user_cache_dir(APP, appauthor=False), "run")
+    else:  # no session manager made /run/user/UID; the cache folder is this user's own
+        folder = Path(platformdirs.user_cache_dir(APP, appauthor=False), "run")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.name == "posix":
         state = folder.lstat()

@@ -106,8 +106,9 @@ class Worker(threading.Thread):
         try:
             loaded = load(self._config, self._loading)
         except Exception as error:
-            log.error("cannot load the model", exc_info=log.isEnabledFor(logging.DEBUG))
-            self._publish(LoadFailed(_sentence(error)))
+            text = _sentence(error)
+            log.error("cannot load: %s", text, exc_info=log.isEnabledFor(logging.DEBUG))
+            self._publish(LoadFailed(text))
             return
         self._send(None, Ready(model=loaded.name, max_context=loaded.engine.max_context))
         try:

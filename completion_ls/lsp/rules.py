@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Literal
 
 _PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
@@ -18,11 +19,11 @@ _QUOTES = "\"'`"
 _CLOSING = ")]}>" + _QUOTES + ";,:. \t"
 """What may stand right of the cursor without being text: an editor inserts it by itself."""
 _OPENER = re.compile(
-    r"(?:(?<!:):|[{(\[]|=>|->|\b(?:do|then|begin|else|loop|repeat|try)"
+    r"(?:(?<!:):|[{(\[]|=>|->|\b(?:do|then|begin|else|repeat)"
     r"|\bdo\s*\|[^|]*\||\bfunction\b[^)]*\))\s*$"
 )
-_CLOSER_WORDS = frozenset("end endif endfunction endwhile fi done esac until".split())
-_MIDDLE_WORDS = frozenset("else elif elsif elseif rescue ensure".split())
+_CLOSER_WORDS = {"end", "endif", "endfunction", "endwhile", "fi", "done", "esac", "until"}
+_MIDDLE_WORDS = {"else", "elif", "elsif", "elseif", "rescue", "ensure"}
 _FENCE = "```"
 _UNIT = 4
 """Columns of one level of indentation where a file shows none."""
@@ -126,18 +127,18 @@ def _block(raw: str, before: str, *, max_lines: int | None, ended: bool) -> _Ext
     base = _columns(_blanks(typed), tab)
     if blank and lines[0].strip():
         base = _first_columns(lines[0], before, _style(before, "", lines))
+    at_top = not opened and base == 0
     sure = start = first = 0
     last = ""  # the last line with text
     gap = False  # a blank line follows it
     for number, line in enumerate(lines):
         whole = ended or number < len(lines) - 1
         text, columns = line.strip(), _columns(_blanks(line), tab)
-        if number == 0:
-            text, columns = (text and (typed + text).strip()), base
-        at_top = not opened and base == 0
         closes: bool | None = False
         if text:
-            if number > 0 and (columns < base or (columns == base and (opened or (at_top and gap)))):
+            if number > 0 and (
+                columns < base or (columns == base and (opened or (at_top and gap)))
+            ):
                 closes = columns == base and _closes(text, whole)
                 if not closes:
                     return _Extent(sure, complete=closes is False)
@@ -163,15 +164,13 @@ def _opens(line: str) -> bool:
 def _closes(text: str, whole: bool) -> bool | None:
     """Whether a line without its indentation starts with what closes a block or leads to its next
     part (`else` where blocks end with a word). None: not known before the line goes on."""
-    if text[0] in ")]}" or text.startswith("</"):
+    if text[0] in ")]}":
         return True
     found = re.match(r"\w+", text)
     word = found[0] if found else text[:1]
     if not whole and (word == text or word in _MIDDLE_WORDS):
-        known = word in _MIDDLE_WORDS or any(
-            w.startswith(text) for w in (*_CLOSER_WORDS, *_MIDDLE_WORDS, "</")
-        )
-        return None if known else False
+        maybe = any(known.startswith(word) for known in _CLOSER_WORDS | _MIDDLE_WORDS)
+        return None if maybe else False
     if word in _MIDDLE_WORDS:
         return not text.endswith((":", "{"))
     return word in _CLOSER_WORDS
@@ -179,7 +178,7 @@ def _closes(text: str, whole: bool) -> bool | None:
 
 def _goes_on(text: str) -> bool:
     """Whether the block goes on after its closing line: `} else {`, `elif x; then`."""
-    return _opens(text) or re.match(r"\w*", text)[0] in _MIDDLE_WORDS  # type: ignore[index]
+    return _opens(text) or text.split()[0] in _MIDDLE_WORDS
 
 
 def _plain(raw: str, finished: bool) -> str:
@@ -220,7 +219,7 @@ def _style(before: str, after: str, raw_lines: list[str]) -> _Style:
     if tabbed > len(spaced):
         return _Style(True, _spaces_for_a_tab(before, raw_lines))
     widths = [0, *map(len, spaced)]
-    steps = Counter(abs(a - b) for a, b in zip(widths, widths[1:], strict=False) if abs(a - b) > 1)
+    steps = Counter(abs(a - b) for a, b in pairwise(widths) if abs(a - b) > 1)
     unit = steps.most_common(1)[0][0] if steps else _UNIT
     return _Style(False if spaced else None, unit)
 
@@ -228,9 +227,10 @@ def _style(before: str, after: str, raw_lines: list[str]) -> _Style:
 def _spaces_for_a_tab(before: str, raw_lines: list[str]) -> int:
     """Spaces per level in raw text, by its first line that has some under a line of known depth."""
     above, _, typed = before.rpartition("\n")
-    whole = [typed + raw_lines[0], *raw_lines[1:]] if typed.strip() else raw_lines
-    previous = typed if typed.strip() else _last_line(above)
-    for line in whole:
+    first, *others = raw_lines
+    alone = not typed.strip() and first[:1] in ("", " ", "\t")  # it has its own indentation
+    previous = _last_line(above) if alone else typed + first
+    for line in raw_lines if alone else others:
         spaces = len(line) - len(line.lstrip(" "))
         if spaces and line.strip():
             depth = len(previous) - len(previous.lstrip("\t")) + _opens(previous)
@@ -365,29 +365,23 @@ def _doubles_line(offered: Offer, typed: str, rest: str, below: str, finished: b
 def _fitted(text: str, typed: str, rest: str, finished: bool) -> Offer:
     """The text without what stands right of the cursor, or with a replacement of it.
 
-    Text that ends with the start of the rest loses that end. Text that brings the rest's closers
-    itself, anywhere, replaces them.
+    Closers that the text brings itself replace the rest's. What the text ends with, of those and of
+    what the rest holds behind them, is not offered but left where it stands.
     """
     if not rest:
         return Offer(text, 0)
     quotes = _open_quotes(typed, rest)
     if not finished:
-        text = text[: len(text) - _may_vanish(text, rest)].rstrip()
-        return Offer(text, _brought(text, rest, quotes))
-    overlap = _overlap(text, rest, quotes)
-    if overlap:
-        kept = text[: len(text) - overlap]
-        broken = kept.endswith("\n") or (not kept.strip(" \t") or not _last_part(kept).strip())
-        if not (broken and "\n" in text):
-            return Offer(kept.rstrip(), 0)
-        return Offer(text, overlap)
+        text = text[: _sure_to_stay(text, rest)].rstrip()
+        return Offer(text, _brought(text, rest, quotes).size)
     brought = _brought(text, rest, quotes)
-    same = _common_end(text, rest[:brought])
-    kept = text[: len(text) - same]
-    if same and _last_part(kept).strip():
-        left = brought - same
-        return Offer(kept.rstrip(), left if rest[:left].strip() else 0)
-    return Offer(text, brought)
+    overlap = _overlap(text, rest, brought, quotes)
+    kept = text[: len(text) - overlap]
+    same = _common_end(kept, rest[: brought.size])
+    kept, left = kept[: len(kept) - same], brought.size - same
+    if "\n" in kept and not _last_part(kept).strip():
+        return Offer(text, brought.size + overlap)  # what is the same stands on a line of its own
+    return Offer(kept.rstrip(), left if rest[:left].strip() else 0)
 
 
 def _open_quotes(typed: str, rest: str) -> str:
@@ -445,52 +439,58 @@ def _string_end(text: str, start: int) -> int | None:
     return found.end() - 1 if found else None
 
 
-def _overlap(text: str, rest: str, quotes: str) -> int:
-    """Length of the longest end of the text's last line that starts the rest.
+@dataclass(frozen=True)
+class _Brought:
+    """The first `size` characters of the rest are in the text itself, the last before `end`."""
 
-    An end with closers of pairs that start before it is none: `print(len(x)` is no overlap for the
-    text `len(x)` before `)`. Neither is one after closers that use up the rest's own.
-    """
-    line_start = text.rfind("\n") + 1
-    pairs = _closers(text, quotes)
-    for size in range(min(len(rest), len(text) - line_start), 0, -1):
-        cut = len(text) - size
-        if not text.endswith(rest[:size]):
+    size: int
+    end: int
+
+
+def _brought(text: str, rest: str, quotes: str) -> _Brought:
+    """How much of the rest's start the text brings itself: its unmatched closers in their order,
+    and a `,` `;` `:` behind them when it ends the line of the last one."""
+    size = end = 0
+    for index, opener in _closers(text, quotes).items():
+        if opener >= 0:
             continue
-        splits = any(opener >= 0 and opener < cut <= closer for closer, opener in pairs.items())
-        if not splits and not _brought(text[:cut], rest, quotes):
+        token = quotes if quotes and not size else text[index]
+        blanks = len(rest[size:]) - len(rest[size:].lstrip())
+        if rest.startswith(token, size + blanks):
+            size += blanks + len(token)
+            end = index + len(token)
+        elif token != ">":
+            break
+    line = text[: text.find("\n", end)] if "\n" in text[end:] else text
+    if size and rest[size:] and rest[size] in ",;:" and line.endswith(rest[size], end):
+        return _Brought(size + 1, len(line))
+    return _Brought(size, end)
+
+
+def _overlap(text: str, rest: str, brought: _Brought, quotes: str) -> int:
+    """Length of the longest end of the text's last line that goes on in the rest behind what is
+    brought. An end that splits a pair is none: `[` and `"b"]` do not share a quote with `"a"`."""
+    start = max(brought.end, text.rfind("\n") + 1)
+    rest = rest[brought.size :]
+    pairs = [pair for pair in _closers(text, quotes).items() if pair[1] >= 0]
+    for size in range(min(len(rest), len(text) - start), 0, -1):
+        cut = len(text) - size
+        if text.endswith(rest[:size]) and not any(o < cut <= c for c, o in pairs):
             return size
     return 0
 
 
-def _brought(text: str, rest: str, quotes: str) -> int:
-    """How many characters at the start of the rest the text brings itself: its unmatched closers in
-    their order, and a `,` `;` `:` behind them that ends the line of the last one."""
-    size, line_end = 0, len(text)
-    for index, opener in _closers(text, quotes).items():
-        if opener >= 0:
-            continue
-        token = quotes if size == 0 and quotes else text[index]
-        blanks = len(rest[size:]) - len(rest[size:].lstrip())
-        if rest.startswith(token, size + blanks):
-            size += blanks + len(token)
-            line_end = text.find("\n", index)
-        elif token != ">":
-            break
-    line = text[: line_end if line_end >= 0 else len(text)].rstrip()
-    if size and rest[size : size + 1] and rest[size] in ",;:" and line.endswith(rest[size]):
-        size += 1
-    return size
-
-
-def _may_vanish(text: str, rest: str) -> int:
-    """How much of the end of a growing text `_fitted` may take away when more has come."""
+def _sure_to_stay(text: str, rest: str) -> int:
+    """Length of a growing text without the end that `_fitted` may take away when more has come."""
     last = _last_part(text)
-    sizes = range(min(len(rest), len(last)), 0, -1)
-    overlap = next((size for size in sizes if last.endswith(rest[:size])), 0)
-    if rest[0] not in _CLOSING:
-        return overlap
-    return max(overlap, len(text) - len(text.rstrip(_CLOSING + "\n")))
+    closers = len(rest) - len(rest.lstrip(_CLOSING))
+    most = 0
+    for skipped in range(closers + 1):
+        tail = rest[skipped:]
+        sizes = range(min(len(tail), len(last)), most, -1)
+        most = next((size for size in sizes if last.endswith(tail[:size])), most)
+    sure = text[: len(text) - most]
+    return len(sure.rstrip(_CLOSING + "\n") if closers else sure)
 
 
 def _common_end(a: str, b: str) -> int:

@@ -20,15 +20,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+import numpy as np
 
-KNOWN_TENSOR = re.compile(
-    r"(token_embd|output_norm|output)\.weight"
-    r"|blk\.\d+\.((attn|ffn)_norm|attn_(q|k|v|output)|attn_(q|k)_norm|ffn_(gate|up|down))\.weight"
-    r"|blk\.\d+\.attn_(q|k|v)\.bias"
-)
-"""Everything that these architectures compute with. transformers drops tensors it does not know
-without a word, and the model would be another one."""
+MODEL_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The architectures that are carried over, by their name in a GGUF."""
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Modules of a GGUF and what they are called in transformers, without their layer."""
 
 DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 """Values of tokenizer.ggml.pre that mean: every digit by itself, then the rule of GPT-2.
@@ -42,8 +59,8 @@ OTHER_PRE = {"default", "gpt-2", "gpt2", "qwen2", "deepseek-r1-qwen"}
 
 SAMPLE = "def f(x):\n    return x  # né 12\n\tif x == 345: pass\n\n\n"
 
-PEAK = 1.5
-"""Most memory of the conversion as a multiple of the float32 weights (1.4 seen with 135M)."""
+PEAK = 1.3
+"""Most memory of the conversion as a multiple of the float32 weights."""
 
 
 class Unusable(Exception):
@@ -66,17 +83,17 @@ def read(file: Path) -> Any:
 def check(reader: Any) -> int:
     """The number of weights, if this is a model that is carried over in full. Raises Unusable."""
     architecture = field(reader, "general.architecture")
-    if architecture not in ARCHITECTURES:
+    if architecture not in MODEL_CLASSES:
         raise Unusable(
             f"The file holds a model of architecture {architecture!r}, and only "
-            f"{', '.join(ARCHITECTURES)} are supported; choose another model."
+            f"{', '.join(MODEL_CLASSES)} are supported; choose another model."
         )
     if (field(reader, "split.count") or 0) > 1:
         raise Unusable(
             "The file is one part of several; merge them with llama.cpp's gguf-split first."
         )
     scaling = field(reader, f"{architecture}.rope.scaling.type")
-    strange = [tensor.name for tensor in reader.tensors if not KNOWN_TENSOR.fullmatch(tensor.name)]
+    strange = [tensor.name for tensor in reader.tensors if new_name(tensor.name) is None]
     if strange or scaling not in (None, "none"):
         what = f"the tensor {strange[0]}" if strange else f"RoPE scaling of type {scaling}"
         raise Unusable(
@@ -109,31 +126,92 @@ def check_memory(weights: int) -> None:
         )
 
 
-def load_model(link: Path) -> Any:
-    """The transformers model with float32 weights. Raises Unusable when a weight is missing."""
+def new_name(name: str) -> str | None:
+    """What transformers calls a tensor of a GGUF; None when it knows nothing like it."""
+    match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[3] not in NAMES:
+        return None
+    layer = "" if match[2] is None else f"model.layers.{match[2]}."
+    return f"{layer}{NAMES[match[3]]}.{match[4]}"
+
+
+def configuration(reader: Any, vocabulary: int) -> Any:
+    """The transformers configuration that the header describes. Raises Unusable."""
+    from transformers import AutoConfig
+
+    architecture = field(reader, "general.architecture")
+
+    def value(name: str, default: Any = None) -> Any:
+        found = field(reader, f"{architecture}.{name}")
+        if found is None and default is None:
+            raise Unusable(f"The file does not say its {architecture}.{name}; get it again.")
+        return default if found is None else found
+
+    hidden, heads = value("embedding_length"), value("attention.head_count")
+    return AutoConfig.for_model(
+        architecture,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=value("feed_forward_length"),
+        num_hidden_layers=value("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=value("attention.head_count_kv", heads),
+        head_dim=value("attention.key_length", hidden // heads),
+        max_position_embeddings=value("context_length"),
+        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
+        # A file without an output matrix uses the embeddings for it.
+        tie_word_embeddings=all(tensor.name != "output.weight" for tensor in reader.tensors),
+        architectures=[MODEL_CLASSES[architecture]],
+        dtype="float32",
+        pad_token_id=field(reader, "tokenizer.ggml.padding_token_id"),
+        **special_ids(reader),
+    )
+
+
+def load_weights(reader: Any, config: Any) -> dict[str, np.ndarray]:
+    """Every weight that the model of this configuration has, in float32. Raises Unusable.
+
+    Done here and not by transformers, which takes a minute for it on a small machine and drops
+    tensors that it does not expect without a word.
+    """
     import torch
+    from gguf import dequantize
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        link.parent,
-        gguf_file=link.name,
-        dtype=torch.float32,
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    model, info = loaded
-    missing = set(info["missing_keys"]) | set(info["mismatched_keys"])
-    if model.config.tie_word_embeddings:
-        missing.discard("lm_head.weight")
-    if missing:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del wanted["lm_head.weight"]
+    weights = {}
+    for tensor in reader.tensors:
+        name = new_name(tensor.name)
+        weight = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        if config.model_type == "llama" and tensor.name.endswith(
+            ("attn_q.weight", "attn_k.weight")
+        ):
+            weight = halves_apart(weight, config.head_dim)
+        weights[name] = weight
+    found = {name: weight.shape for name, weight in weights.items()}
+    if found != wanted:
+        wrong = min(name for name, _ in found.items() ^ wanted.items())
         raise Unusable(
-            f"The file lacks the weights {', '.join(sorted(map(str, missing))[:3])}; get it again "
-            "or choose another file."
+            f"The file's weights do not fit together: {wrong} is {found.get(wrong, 'not there')} "
+            f"and should be {wanted.get(wrong, 'not there')}; get it again or choose another file."
         )
-    return model
+    return weights
 
 
-def load_tokenizer(link: Path, reader: Any) -> Any:
+def halves_apart(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows of q or k in the order of transformers. For llama, a GGUF has the two halves that rotate
+    together row by row (0, n, 1, n + 1, ...), transformers one after the other."""
+    rows, columns = weight.shape
+    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
+
+
+def load_tokenizer(link: Path, reader: Any, tokens: list[str]) -> Any:
     """The tokenizer, with the split that the file names. Raises Unusable where it would differ."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
@@ -157,7 +235,6 @@ def load_tokenizer(link: Path, reader: Any) -> Any:
             f"The file's tokenizer splits text in a way that is not known here ({pre}); give the "
             "model's Hugging Face folder instead."
         )
-    tokens = field(reader, "tokenizer.ggml.tokens")
     kinds = field(reader, "tokenizer.ggml.token_type") or []
     control = {id_: tokens[id_] for id_, kind in enumerate(kinds) if kind == 3}
     right = backend.get_vocab_size() == len(tokens) and all(
@@ -184,22 +261,14 @@ def special_ids(reader: Any) -> dict[str, int]:
     return {key: int(id_) for key, id_ in names.items() if id_ is not None}
 
 
-def save(model: Any, tokenizer: Any, special: dict[str, int], folder: Path) -> None:
+def save(weights: dict[str, np.ndarray], config: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights, configuration and tokenizer, readable as the user's umask says."""
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
+    from transformers import GenerationConfig
 
-    # Written by hand: the model's `save_pretrained` refuses whatever came from a quantised file.
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    weights = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
-    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    for config in (model.config, model.generation_config):
-        for key, id_ in special.items():
-            setattr(config, key, id_)
-        config.save_pretrained(folder)
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     umask = os.umask(0)
     os.umask(umask)
@@ -211,22 +280,24 @@ def convert(file: Path, folder: Path, report: Callable[..., None]) -> None:
     """Write `file` into the empty `folder`. Raises Unusable, OSError or what transformers does."""
     report(text="reading the model file", fraction=0.05)
     reader = read(file)
-    weights = check(reader)
-    report(need=weights * 4)
-    check_memory(weights)
-    # Loaded through a link in a folder of its own: transformers would also take up an adapter or a
-    # tokenizer that happens to lie beside the file.
+    count = check(reader)
+    report(need=count * 4)
+    check_memory(count)
+    report(text="converting the tokenizer", fraction=0.3)
+    tokens = field(reader, "tokenizer.ggml.tokens")
+    # Loaded through a link in a folder of its own: transformers would also take up a tokenizer that
+    # happens to lie beside the file.
     link = folder / "source" / "model.gguf"
     link.parent.mkdir()
     link.symlink_to(file.absolute())
-    report(text="converting the tokenizer", fraction=0.2)
-    tokenizer = load_tokenizer(link, reader)
-    report(text="converting the weights", fraction=0.4)
-    model = load_model(link)
+    tokenizer = load_tokenizer(link, reader, tokens)
     link.unlink()
     link.parent.rmdir()
-    report(text="writing the converted model", fraction=0.8)
-    save(model, tokenizer, special_ids(reader), folder)
+    report(text="converting the weights", fraction=0.6)
+    config = configuration(reader, len(tokens))
+    weights = load_weights(reader, config)
+    report(text="writing the converted model", fraction=0.9)
+    save(weights, config, tokenizer, folder)
     report(text="model converted", fraction=1.0)
 
 

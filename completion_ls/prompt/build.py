@@ -11,7 +11,6 @@ the suffix as context in front, then the prefix; there, too, typing only appends
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import PurePath
 
 from tokenizers import Tokenizer
 
@@ -20,6 +19,7 @@ from completion_ls.prompt.window import window_after, window_before
 
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
+PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
 
 
 class PromptBuilder:

@@ -1,5 +1,6 @@
 """The sampler draws from the softmax, filters as documented, and repeats itself."""
 
+import itertools
 import math
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_neighbouring_positions_draw_independently() -> None:
     even = np.zeros(3, dtype=np.float32)
     draws = [choose(even, sampling, position)[0] for position in range(9001)]
     pairs = np.zeros((3, 3))
-    for here, after in zip(draws, draws[1:], strict=False):
+    for here, after in itertools.pairwise(draws):
         pairs[here, after] += 1
     assert chi_square(pairs.ravel(), np.full(9, 1 / 9)) < 34.0  # 8 degrees of freedom
 

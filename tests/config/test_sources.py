@@ -1,0 +1,143 @@
+"""Settings: the order of sources, and errors that name the key and where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from completion_ls.config import paths, sources
+from completion_ls.config.settings import Settings
+
+
+@pytest.fixture
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", str(file))
+    return file
+
+
+def test_the_default_profile_changes_no_default(user_file: Path) -> None:
+    settings, problems = sources.resolve()
+    assert problems == []
+    assert settings == Settings()
+
+
+def test_each_source_wins_over_the_one_before(
+    user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seed() -> int:
+        settings, problems = sources.resolve(editor)
+        assert problems == []
+        return settings.completion.seed
+
+    editor: list[tuple[str, object]] = []
+    assert seed() == 0
+    user_file.write_text("[completion]\nseed = 1\n")
+    assert seed() == 1
+    monkeypatch.setenv("COMPLETION_LS_COMPLETION__SEED", "2")
+    assert seed() == 2
+    editor = [("initializationOptions", {"completion": {"seed": 3}})]
+    assert seed() == 3
+    editor.append(("didChangeConfiguration", {"completion-ls": {"completion": {"seed": 4}}}))
+    assert seed() == 4
+    settings, _ = sources.resolve(editor, {"completion": {"seed": 5}})
+    assert settings.completion.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("[completion]\nmax_token = 3\n", "completion.max_tokens"),
+        ("[completions]\nmax_tokens = 3\n", "completion"),
+        ("[engine]\nthread = 3\n", "engine.threads"),
+        ('profile = "cpi"\n', "'cpu'"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_file_and_the_nearest_right_one(
+    user_file: Path, written: str, hint: str
+) -> None:
+    user_file.write_text(written)
+    settings, problems = sources.resolve()
+    assert settings == Settings()
+    [problem] = [str(problem) for problem in problems]
+    assert str(user_file) in problem
+    assert hint in problem
+
+
+def test_a_wrong_value_is_left_out_and_the_rest_counts(user_file: Path) -> None:
+    user_file.write_text('[completion]\nmax_tokens = 0\nlines = "many"\nseed = 7\n')
+    settings, problems = sources.resolve()
+    assert settings.completion.seed == 7
+    assert settings.completion.max_tokens == Settings().completion.max_tokens
+    assert {problem.key for problem in problems} == {"completion.max_tokens", "completion.lines"}
+    assert all(str(user_file) in str(problem) for problem in problems)
+
+
+def test_a_file_that_is_not_toml_is_named(user_file: Path) -> None:
+    user_file.write_text("[completion\n")
+    settings, problems = sources.resolve()
+    assert settings == Settings()
+    assert str(user_file) in str(problems[0])
+
+
+@pytest.mark.parametrize("value", ["text", 3, [1, 2]])
+def test_what_an_editor_sends_in_another_shape_is_refused_in_words(
+    user_file: Path, value: object
+) -> None:
+    settings, problems = sources.resolve([("initializationOptions", value)])
+    assert settings == Settings()
+    assert "initializationOptions" in str(problems[0])
+
+
+@pytest.mark.parametrize("value", [None, {}, {"completion-ls": None}, {"completion": None}])
+def test_empty_editor_settings_are_no_problem(user_file: Path, value: object) -> None:
+    assert sources.resolve([("initializationOptions", value)]) == (Settings(), [])
+
+
+def test_a_section_that_is_no_table(user_file: Path) -> None:
+    _, problems = sources.resolve([("initializationOptions", {"completion": 3})])
+    assert "table" in str(problems[0])
+
+
+def test_environment_values_are_toml_or_text(
+    user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_SERVER__COMPLETION_ITEMS", "true")
+    monkeypatch.setenv("COMPLETION_LS_SERVER__DISABLED_LANGUAGES", '["markdown"]')
+    monkeypatch.setenv("COMPLETION_LS_MODEL__NAME", "/models/my model")
+    settings, problems = sources.resolve()
+    assert problems == []
+    assert settings.server.completion_items
+    assert settings.server.disabled_languages == ["markdown"]
+    assert settings.model.name == "/models/my model"
+
+
+def test_every_shipped_profile_is_valid(user_file: Path) -> None:
+    assert {"cpu", "nvidia-24gb"} <= set(sources.profile_names())
+    for name in sources.profile_names():
+        _, problems = sources.resolve(command_line={"profile": name})
+        assert problems == []
+
+
+def test_commands_stop_at_wrong_settings(user_file: Path) -> None:
+    user_file.write_text("[completion]\nmax_token = 3\n")
+    with pytest.raises(sources.SettingsError, match=r"max_token.*max_tokens"):
+        sources.resolve_strict()
+
+
+def test_the_runtime_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o755)
+    monkeypatch.setenv("COMPLETION_LS_RUNTIME_DIR", str(folder))
+    assert paths.runtime_dir().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_runtime_folder_that_is_a_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "other")
+    monkeypatch.setenv("COMPLETION_LS_RUNTIME_DIR", str(tmp_path / "run"))
+    with pytest.raises(PermissionError, match="COMPLETION_LS_RUNTIME_DIR"):
+        paths.runtime_dir()
