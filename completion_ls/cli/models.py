@@ -58,20 +58,28 @@ def path(name: str | None) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Report]:
-    """A bar on stderr that is shown from the first report on and goes when the work is over."""
+    """Progress on stderr from the first report on: a bar that goes when the work is over, or, where
+    stderr is no terminal, a line for each step."""
+    console = Console(stderr=True)
+    last = ""
+
+    def say(text: str, fraction: float) -> None:
+        nonlocal last
+        if text != last:
+            print(text, file=sys.stderr, flush=True)
+            last = text
+
+    if not console.is_terminal:
+        yield say
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0, visible=False)
-
-        def report(text: str, fraction: float) -> None:
-            if not console.is_terminal and bar.tasks[0].description != text:
-                print(text, file=sys.stderr)
-            bar.update(task, description=text, completed=fraction, visible=True)
-
-        yield report
+        yield lambda text, fraction: bar.update(
+            task, description=text, completed=fraction, visible=True
+        )

@@ -41,8 +41,10 @@ def clean(text: str) -> str:
 
 def split_lines(text: str) -> list[str]:
     """The lines of a text with their line ends. The last one has none and may be empty."""
+    if "\n" not in text and "\r" not in text:
+        return [text]
     lines = io.StringIO(text, newline="").readlines()
-    if not lines or lines[-1].endswith(("\n", "\r")):
+    if lines[-1].endswith(("\n", "\r")):
         lines.append("")
     return lines
 
@@ -151,8 +153,10 @@ class Document(TextDocument):
         """Apply one incremental or full change. A range beyond the text is clamped, one that is the
         wrong way round is turned."""
         if isinstance(change, types.TextDocumentContentChangePartial):
-            ends = self.locate(change.range.start), self.locate(change.range.end)
-            self._replace(min(ends), max(ends), change.text)
+            start = end = self.locate(change.range.start)
+            if change.range.end != change.range.start:
+                end = self.locate(change.range.end)
+            self._replace(min(start, end), max(start, end), change.text)
         else:
             self._held = split_lines(change.text)
 

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -63,13 +64,13 @@ def stop(raw: str, *, before: str, mode: Mode, max_lines: int) -> int | None:
 
     More raw text never changes an answer that is not None. `before` is the text left of the cursor.
     """
-    ends = [index for index in (raw.find(_FENCE),) if index >= 0]
+    ends = [raw.find(_FENCE)]
     if mode is Mode.LINE:
-        ends += [index for index in (raw.find("\n"),) if index >= 0]
+        ends.append(raw.find("\n"))
     else:
         extent = _block(raw, before, max_lines=max_lines, ended=False)
-        ends += [extent.end] if extent.complete else []
-    return min(ends, default=None)
+        ends.append(extent.end if extent.complete else -1)
+    return min((end for end in ends if end >= 0), default=None)
 
 
 def offer(raw: str, *, before: str, after: str, mode: Mode, finished: bool) -> Offer | None:
@@ -116,41 +117,42 @@ class _Extent:
 def _block(raw: str, before: str, *, max_lines: int | None, ended: bool) -> _Extent:
     """The block that the raw text continues, by indentation.
 
-    A line is judged by its first non-blank character, or by its first word where that may be a
-    closing word; `ended` says that no more text comes, so that the last line is whole.
+    Under a line that opens a block, lines at its own indentation are outside, but for closers. In
+    other places lines at the cursor's indentation are inside; at column 0 a blank line ends them,
+    unless it stands in a deeper body. `ended` says that no more text comes, so that the
+    last line is whole.
     """
     typed = before[before.rfind("\n") + 1 :]
     lines = raw.split("\n")
-    tab = _style(before, "", lines).unit
-    blank = not typed.strip()
-    opened = not blank and (_opens(typed) or (len(lines) > 1 and _opens(typed + lines[0])))
-    base = _columns(_blanks(typed), tab)
-    if blank and lines[0].strip():
-        base = _first_columns(lines[0], before, _style(before, "", lines))
+    style = _style(before, "", lines)
+    opened = bool(typed.strip()) and (
+        _opens(typed) or (len(lines) > 1 and _opens(typed + lines[0]))
+    )
+    base = _columns(_blanks(typed), style.unit)
+    if not typed.strip() and lines[0].strip():
+        base = _first_columns(lines[0], before, style)
     at_top = not opened and base == 0
     sure = start = first = 0
     last = ""  # the last line with text
     gap = False  # a blank line follows it
     for number, line in enumerate(lines):
         whole = ended or number < len(lines) - 1
-        text, columns = line.strip(), _columns(_blanks(line), tab)
-        closes: bool | None = False
+        text, columns = line.strip(), _columns(_blanks(line), style.unit)
+        at_border = number > 0 and columns == base
         if text:
-            if number > 0 and (
-                columns < base or (columns == base and (opened or (at_top and gap)))
-            ):
-                closes = columns == base and _closes(text, whole)
-                if not closes:
-                    return _Extent(sure, complete=closes is False)
+            outside = opened or (at_top and gap)
+            inside = not outside or _closes(text, whole) if at_border else columns > base
+            if number > 0 and not inside:
+                return _Extent(sure, complete=inside is not None)
             first = first if last else number
             sure, last, gap = start + len(line), line if number else typed + line, False
         elif last and whole:
             gap = True
             if at_top and not _blanks(last) and not _opens(last):
                 return _Extent(sure, complete=True)
-        if whole and opened and closes and not _goes_on(text):
-            return _Extent(sure, complete=True)
-        if whole and last and max_lines is not None and number - first + 1 >= max_lines:
+        closed = bool(text) and opened and at_border and not _goes_on(text)
+        full = bool(last) and max_lines is not None and number - first + 1 >= max_lines
+        if whole and (closed or full):
             return _Extent(sure, complete=True)
         start += len(line) + 1
     return _Extent(sure, complete=False)
@@ -213,15 +215,19 @@ class _Style:
 
 def _style(before: str, after: str, raw_lines: list[str]) -> _Style:
     """The file's style. In a file of tabs the unit is what the raw text takes for one tab."""
+    style = _style_around(before, after)
+    return _Style(True, _spaces_for_a_tab(before, raw_lines)) if style.tabs else style
+
+
+@lru_cache(maxsize=8)  # asked for each piece of a growing text
+def _style_around(before: str, after: str) -> _Style:
     around = before + after
     tabbed = len(re.findall(r"^\t", around, re.MULTILINE))
     spaced = re.findall(r"^ {2,}", around, re.MULTILINE)
-    if tabbed > len(spaced):
-        return _Style(True, _spaces_for_a_tab(before, raw_lines))
     widths = [0, *map(len, spaced)]
     steps = Counter(abs(a - b) for a, b in pairwise(widths) if abs(a - b) > 1)
     unit = steps.most_common(1)[0][0] if steps else _UNIT
-    return _Style(False if spaced else None, unit)
+    return _Style(tabbed > len(spaced) if tabbed or spaced else None, unit)
 
 
 def _spaces_for_a_tab(before: str, raw_lines: list[str]) -> int:

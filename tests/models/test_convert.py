@@ -110,7 +110,8 @@ def test_a_ready_model_starts_no_process(converted, monkeypatch):
 def test_a_ready_model_needs_no_large_library(converted, start_python):
     gguf, folder, _ = converted
     code = (
-        "import sys; from completion_ls.models.local import prepare; print(prepare(sys.argv[1]).folder);"
+        "import sys; from completion_ls.models.local import prepare\n"
+        "print(prepare(sys.argv[1]).folder)\n"
         "print({'torch', 'transformers', 'numpy', 'gguf', 'safetensors'} & set(sys.modules))"
     )
     said, errors = start_python(code, str(gguf)).communicate(timeout=60)
@@ -145,8 +146,8 @@ def test_a_missing_file_is_noticed(converted):
     assert not is_converted(folder, sha256)
 
 
-def test_the_same_name_with_another_content_is_another_model(converted, write_gguf):
-    gguf, folder, sha256 = converted
+def test_the_same_name_with_another_content_is_another_model(converted):
+    gguf, folder, _ = converted
     assert converted_folder(gguf.name, gguf.stat().st_size, "0" * 64) != folder
     assert not is_converted(folder, "0" * 64)
 
@@ -176,7 +177,7 @@ def test_any_cut_is_noticed(tiny, tmp_path_factory, data):
     [
         ({"architecture": "gemma3"}, "architecture 'gemma3'.*llama, qwen2, qwen3"),
         ({"more": ("rope_freqs.weight",)}, "the tensor rope_freqs.weight"),
-        ({"more": ("blk.0.attn_q.bias_of_another_kind",)}, "the tensor blk.0.attn_q.bias_of"),
+        ({"more": ("blk.0.ffn_gate_exps.weight",)}, "the tensor blk.0.ffn_gate_exps.weight"),
         ({"scaling": "yarn"}, "RoPE scaling of type yarn"),
     ],
 )
@@ -197,11 +198,13 @@ def convert_here(gguf: Path, folder: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"leave_out": "blk.0.ffn_up.weight"}, "lacks the weights model.layers.0.mlp.up_proj"),
+        ({"leave_out": "blk.0.ffn_up.weight"}, "layers.0.mlp.up_proj.weight is not there"),
+        ({"more": ("blk.0.attn_q.bias",)}, r"q_proj.bias is \(8,\) and should be not there"),
+        ({"turned": 8}, "only a part of each head"),
         ({"pre": "a-new-way"}, "not known here .a-new-way."),
     ],
 )
-def test_what_transformers_would_make_up_is_refused(write_gguf, tmp_path, options, sentence):
+def test_what_does_not_fit_is_refused(write_gguf, tmp_path, options, sentence):
     write_gguf(tmp_path / "model.gguf", **options)
     with pytest.raises(gguf_to_folder.Unusable, match=sentence):
         convert_here(tmp_path / "model.gguf", tmp_path / "made")

