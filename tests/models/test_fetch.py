@@ -155,6 +155,7 @@ def test_code_in_the_current_folder_is_not_run(cache, shelf, tmp_path, monkeypat
     for name in ("pip.py", "random.py", "logging.py"):
         (project / name).write_text("open('ran', 'w').close()\n")
     monkeypatch.chdir(project)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # a relative one would ask for it
     fetch.fetch(shelf.entry)
     assert not (project / "ran").exists()
 
