@@ -168,7 +168,8 @@ class Editor:
                 request.changed.set()
 
     def _take(self, message: dict[str, Any]) -> None:
-        method, params = message.get("method"), message.get("params")
+        method: str | None = message.get("method")
+        params: Any = message.get("params")
         if method == "completionLs/partialInlineCompletion":
             if request := self._requests.get(params["streamId"]):
                 request.note(params["items"])

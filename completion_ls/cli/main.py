@@ -74,21 +74,19 @@ def _serve(options: argparse.Namespace) -> int:
     from completion_ls.lsp import serve
 
     match _transport(options):
-        case ["tcp", (host, port)]:
-            return serve.serve_tcp(host, port)
-        case ["pipe", path]:
-            return serve.serve_pipe(path)
-        case ["socket", port]:
-            return serve.serve_socket(port)
+        case "tcp":
+            return serve.serve_tcp(*options.tcp)
+        case "pipe":
+            return serve.serve_pipe(options.pipe)
+        case "socket":
+            return serve.serve_socket(options.socket)
         case _:
             return serve.serve_stdio()
 
 
-def _transport(options: argparse.Namespace) -> tuple[str, object] | None:
-    for name in ("stdio", "tcp", "pipe", "socket"):
-        if value := getattr(options, name, None):
-            return name, value
-    return None
+def _transport(options: argparse.Namespace) -> str | None:
+    given = (name for name in ("stdio", "tcp", "pipe", "socket") if hasattr(options, name))
+    return next(given, None)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -107,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--pipe", type=Path, metavar="NAME", help="connect to the editor at this pipe, or listen"
     )
-    one.add_argument("--socket", type=int, metavar="PORT", help="connect to the editor at this port")
+    one.add_argument(
+        "--socket", type=int, metavar="PORT", help="connect to the editor at this port"
+    )
     # Some clients add it; the process id in `initialize` says the same.
     group.add_argument("--clientProcessId", type=int, help=argparse.SUPPRESS)
 
@@ -144,9 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     for action, text in (("pull", "fetch a model"), ("path", "print the folder of a model")):
         models.add_parser(action, help=text).add_argument("name", nargs="?", metavar="NAME")
     models.add_parser("list", help="list what can be fetched and what is here")
-    replay = command("bench", "Measurements.").add_subparsers(
-        dest="action", required=True, metavar="ACTION"
-    ).add_parser("replay", help="type a recorded session through server and daemon")
+    replay = (
+        command("bench", "Measurements.")
+        .add_subparsers(dest="action", required=True, metavar="ACTION")
+        .add_parser("replay", help="type a recorded session through server and daemon")
+    )
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument("--keystrokes", type=int, default=500, metavar="N", help="how many (500)")
     replay.add_argument("--start", type=int, default=0, metavar="N", help="transactions to skip")

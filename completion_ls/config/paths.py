@@ -15,14 +15,19 @@ APP = "completion-ls"
 def cache_dir() -> Path:
     """Folder for models that were fetched or converted ($COMPLETION_LS_CACHE_DIR)."""
     return Path(
-        os.environ.get("COMPLETION_LS_CACHE_DIR") or platformdirs.user_cache_dir(APP, appauthor=False)
+        os.environ.get("COMPLETION_LS_CACHE_DIR")
+        or platformdirs.user_cache_dir(APP, appauthor=False)
     )
 
 
 def config_file() -> Path:
     """The user's settings file ($COMPLETION_LS_CONFIG); it need not exist."""
     named = os.environ.get("COMPLETION_LS_CONFIG")
-    return Path(named) if named else Path(platformdirs.user_config_dir(APP, appauthor=False), "config.toml")
+    return (
+        Path(named)
+        if named
+        else Path(platformdirs.user_config_dir(APP, appauthor=False), "config.toml")
+    )
 
 
 def log_dir() -> Path:

@@ -164,7 +164,9 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem("", str(file), f"the file cannot be read ({error}); it is ignored."))
+        problems.append(
+            Problem("", str(file), f"the file cannot be read ({error}); it is ignored.")
+        )
     except tomllib.TOMLDecodeError as error:
         problems.append(Problem("", str(file), f"the file is not TOML ({error}); it is ignored."))
     return {}
@@ -172,7 +174,7 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
 
 def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
     file = profiles_dir() / f"{name}.toml"
-    if not (name in profile_names()):
+    if name not in profile_names():
         near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(profile_names())}."
         problems.append(Problem(PROFILE_KEY, named_in, f"there is no profile {name!r}. {hint}"))

@@ -235,8 +235,8 @@ class Daemon:
                 for peer in self._peers.values():
                     peer.send(message)
             case Outgoing(peer=id, message=message):
-                if peer := self._peers.get(id):
-                    peer.send(message)
+                if (receiver := self._peers.get(id)) is not None:
+                    receiver.send(message)
             case LoadFailed(text=text) | EngineBroken(text=text):
                 self._failure = text
                 for peer in self._peers.values():

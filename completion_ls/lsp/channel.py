@@ -43,7 +43,9 @@ def read_frame(stream: BinaryIO) -> bytes | None:
         remaining = length
         while remaining > 0 and (skipped := stream.read(min(remaining, 1 << 20))):
             remaining -= len(skipped)
-        raise Malformed(f"A message of {length} bytes is over the limit of {MAX_BODY}; it is skipped.")
+        raise Malformed(
+            f"A message of {length} bytes is over the limit of {MAX_BODY}; it is skipped."
+        )
     body = stream.read(length)
     return body if len(body) == length else None
 

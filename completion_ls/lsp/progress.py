@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ class LoadingProgress:
         self._last = now
         if self._token is None:
             self._token = str(uuid.uuid4())
-            asyncio.ensure_future(self._begin(self._token))
+            self._server.run_task(self._begin(self._token))
         elif self._token in self._server.work_done_progress.tokens:
             self._server.work_done_progress.report(
                 self._token, types.WorkDoneProgressReport(message=text, percentage=now[1])

@@ -27,6 +27,7 @@ class Protocol(LanguageServerProtocol):
 
     def __init__(self, server: CompletionServer, converter: Converter) -> None:
         super().__init__(server, converter)
+        self._notices = server.notices
         self.exit_code: int | None = None
         self._channel: Channel | None = None
         self._answered: int | str | None = None
@@ -43,21 +44,21 @@ class Protocol(LanguageServerProtocol):
             if item is None:
                 break
             if isinstance(item, Malformed):
-                self._server.notices.show(str(item))
+                self._notices.show(str(item))
                 continue
             self._receive(item)
         channel.close()
         return 1 if self.exit_code is None else self.exit_code
 
-    def get_message_type(self, method: str) -> type[Any] | None:
-        """The type of a request or notification, ours included."""
+    def get_message_type(self, method: str) -> type[Any] | None:  # type: ignore[override]
+        """The type of a request or notification, ours included (pygls caches here, we need not)."""
         if method == messages.STREAM_INLINE_COMPLETION:
             return messages.StreamInlineCompletionRequest
         kind: type[Any] | None = super().get_message_type(method)
         return kind
 
     @lsp_method(types.EXIT)
-    def lsp_exit(self, *_: object) -> None:
+    def lsp_exit(self, *_: object) -> None:  # type: ignore[override]
         """End this connection (other connections of the process go on)."""
         self.exit_code = 0 if self._shutdown else 1
 
@@ -66,7 +67,7 @@ class Protocol(LanguageServerProtocol):
             raw = json.loads(body)
         except (ValueError, RecursionError):
             self._refuse(None, types.ErrorCodes.ParseError, "The message is not JSON.")
-            self._server.notices.show("A message that is not JSON was received; it is skipped.")
+            self._notices.show("A message that is not JSON was received; it is skipped.")
             return
         if not isinstance(raw, dict) or raw.get("jsonrpc") != "2.0":
             self._refuse(None, types.ErrorCodes.InvalidRequest, "The message is not JSON-RPC 2.0.")
@@ -77,7 +78,9 @@ class Protocol(LanguageServerProtocol):
             return
         is_request = method is not None and "id" in raw
         if is_request and (not isinstance(id, int | str) or isinstance(id, bool)):
-            self._refuse(None, types.ErrorCodes.InvalidRequest, "`id` must be a number or a string.")
+            self._refuse(
+                None, types.ErrorCodes.InvalidRequest, "`id` must be a number or a string."
+            )
             return
         if self._workspace is None and method not in ("initialize", "exit"):
             if is_request:
@@ -102,7 +105,7 @@ class Protocol(LanguageServerProtocol):
             if is_request:
                 self._refuse(id, types.ErrorCodes.InvalidParams, text)
             elif method is not None:
-                self._server.notices.show(text)
+                self._notices.show(text)
             return
         self.handle_message(message)
 

@@ -41,6 +41,7 @@ class CompletionServer(LanguageServer):
     protocol: Protocol
 
     def __init__(self) -> None:
+        self.notices = Notices(self)  # the protocol, made by pygls, needs it
         super().__init__(
             SERVER_NAME,
             __version__,
@@ -49,7 +50,6 @@ class CompletionServer(LanguageServer):
             ),
             protocol_cls=Protocol,
         )
-        self.notices = Notices(self)
         self.loading = LoadingProgress(self)
         self.settings = Settings()
         self.suggester: Suggester | None = None
@@ -172,7 +172,9 @@ class CompletionServer(LanguageServer):
             self.loading.end("failed")
             self.notices.show(text, types.MessageType.Error)
 
-        return EngineClient(config, Watcher(loading=self.loading.report, ready=ready, failed=failed))
+        return EngineClient(
+            config, Watcher(loading=self.loading.report, ready=ready, failed=failed)
+        )
 
     def _forget(self, kind: str, uri: str, task: asyncio.Task[object]) -> None:
         if self._running.get((kind, uri)) is task:
@@ -208,7 +210,9 @@ def create_server() -> CompletionServer:
     async def inline_completion(
         params: types.InlineCompletionParams,
     ) -> types.InlineCompletionList | None:
-        items = await inline_items(server, params.text_document.uri, params.position, params.context)
+        items = await inline_items(
+            server, params.text_document.uri, params.position, params.context
+        )
         return types.InlineCompletionList(items=items)
 
     @server.feature(messages.STREAM_INLINE_COMPLETION)

@@ -119,7 +119,7 @@ class EngineClient:
     async def status(self) -> Status:
         """A snapshot of the daemon. Raises EngineFailed."""
         await self._attached()
-        waiting = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self._waiting_for_status.append(waiting)
         self._send(GetStatus())
         return await waiting

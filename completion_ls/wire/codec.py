@@ -35,7 +35,7 @@ class MessageError(Exception):
 
 def encode(message: Message) -> bytes:
     """The frame of a message. Raises MessageError where it is larger than MAX_FRAME."""
-    body: bytes = msgpack.packb(message.model_dump(), use_bin_type=True)
+    body: bytes = msgpack.Packer().pack(message.model_dump())
     if len(body) > MAX_FRAME:
         raise MessageError(f"The message has {len(body)} bytes; a frame may have {MAX_FRAME}.")
     return HEADER.pack(len(body)) + body
@@ -44,7 +44,7 @@ def encode(message: Message) -> bytes:
 def unpack(body: bytes) -> dict[str, Any]:
     """The map in a frame's body. Raises FrameError where it is none."""
     try:
-        value = msgpack.unpackb(body, raw=False, strict_map_key=True)
+        value: Any = msgpack.unpackb(body, strict_map_key=True)
     except Exception as error:  # msgpack raises ValueError, its own classes, and UnicodeDecodeError
         raise FrameError(f"The frame is not msgpack ({type(error).__name__}).") from error
     if not isinstance(value, dict):

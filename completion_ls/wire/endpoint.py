@@ -93,7 +93,9 @@ class Endpoint:
 
     def uses_unix(self, transport: str) -> bool:
         """Whether a daemon of this transport setting listens on the Unix socket."""
-        possible = hasattr(socket, "AF_UNIX") and len(os.fsencode(self.socket_file)) <= MAX_SOCKET_PATH
+        possible = (
+            hasattr(socket, "AF_UNIX") and len(os.fsencode(self.socket_file)) <= MAX_SOCKET_PATH
+        )
         if transport == "unix" and not possible:
             raise OSError(
                 f"daemon.transport is 'unix', but {self.socket_file} cannot be a Unix socket here "

@@ -141,7 +141,14 @@ class Error(Message):
     type: Literal["error"] = "error"
     id: int | None = None
     code: Literal[
-        "bad_frame", "bad_message", "unknown_message", "protocol", "token", "load", "job", "stopping"
+        "bad_frame",
+        "bad_message",
+        "unknown_message",
+        "protocol",
+        "token",
+        "load",
+        "job",
+        "stopping",
     ]
     text: str
 

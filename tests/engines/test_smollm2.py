@@ -25,15 +25,15 @@ SNIPPETS = [
     'package main\n\nimport (\n\t"fmt"\n\t"os"\n)\n\nfunc main() {\n\tif len(os.Args) < 2 {\n\t\t',
     "public class Point {\n    private final int x;\n    private final int y;\n\n    public Point(",
     '#!/bin/sh\nset -eu\n\nfor file in *.txt; do\n    if [ -f "$file" ]; then\n        ',
-    "def quicksort(values):\n    if len(values) <= 1:\n        return values\n    pivot = values[0]\n",
-    "interface User {\n  id: number;\n  name: string;\n}\n\nexport async function getUser(id: number",
+    "def quicksort(values):\n    if len(values) <= 1:\n        return values\n    pivot = ",
+    "interface User {\n  id: number;\n  name: string;\n}\n\nexport async function getUser(id",
     "<!DOCTYPE html>\n<html>\n<head>\n  <title>Test</title>\n</head>\n<body>\n  <h1>",
     "body {\n  margin: 0;\n  font-family: sans-serif;\n}\n\n.header {\n  display: flex;\n  ",
     "import unittest\n\nclass TestAdd(unittest.TestCase):\n    def test_positive(self):\n        ",
     'def is_prime(n):\n    """Return True if n is prime."""\n    if n < 2:\n        return False\n',
-    "# Read a CSV file and print the mean of each column\nimport csv\n\nwith open('data.csv') as f:\n",
+    "# Read a CSV file and print each column's mean\nimport csv\n\nwith open('data.csv') as f:\n",
     "const express = require('express');\nconst app = express();\n\napp.get('/', (req, res) => {\n",
-    "struct Node {\n    int value;\n    struct Node *next;\n};\n\nvoid push(struct Node **head, int",
+    "struct Node {\n    int value;\n    struct Node *next;\n};\n\nvoid push(struct Node **head, ",
     "def merge(left, right):\n    result = []\n    i = j = 0\n    while i < len(left) and ",
 ]
 
@@ -51,6 +51,7 @@ def prompts(default_model_folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def expected(
+    engine: TorchCpuEngine,  # first, so that its thread count holds for transformers as well
     default_model_folder: Path,
     prompts: list[tuple[int, ...]],
     generate_greedy: Callable[..., list[int]],
@@ -62,7 +63,8 @@ def expected(
 
 @pytest.fixture(scope="module")
 def engine(default_model_folder: Path) -> TorchCpuEngine:
-    return TorchCpuEngine.load(default_model_folder, EngineSettings())
+    # One thread: the answers are the same, and on a busy machine many threads wait for each other.
+    return TorchCpuEngine.load(default_model_folder, EngineSettings(threads=1))
 
 
 def answer(engine: TorchCpuEngine, number: int, prompt: tuple[int, ...]) -> list[int]:

@@ -82,7 +82,9 @@ def test_a_frame_behind_junk_is_found() -> None:
 
 @pytest.mark.parametrize("client", ["visual-studio-code", "neovim", "emacs", None])
 @pytest.mark.parametrize("completion_items", [False, True])
-def test_the_first_answer_is_what_pygls_would_say(client: str | None, completion_items: bool) -> None:
+def test_the_first_answer_is_what_pygls_would_say(
+    client: str | None, completion_items: bool
+) -> None:
     """Except for what pygls says of features that nobody registered."""
     client_side = client_capabilities(client) if client else t.ClientCapabilities()
     server = create_server()

@@ -113,7 +113,12 @@ async def window(environment: dict[str, str], *arguments: str) -> AsyncIterator[
     client = make_test_lsp_client()
     found = Window(client, environment)
     await client.start_io(
-        sys.executable, "-m", "completion_ls", "--stdio", *arguments, env={**os.environ, **environment}
+        sys.executable,
+        "-m",
+        "completion_ls",
+        "--stdio",
+        *arguments,
+        env={**os.environ, **environment},
     )
     try:
         yield found
