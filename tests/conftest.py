@@ -14,7 +14,7 @@ import pytest
 
 PREFIX = "COMPLETION_LS_"
 # Before any test imports torch; the daemon does the same (daemon/load.py says why).
-os.environ.setdefault("GOMP_SPINCOUNT", "100")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 CACHE = os.environ.get("COMPLETION_LS_CACHE_DIR")
 
 

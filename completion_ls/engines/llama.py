@@ -54,48 +54,46 @@ class Llama:
         mask = self._mask(past, count)
         x = embedding(torch.tensor(tokens), self.weights.embedding)
         for layer, cache in zip(self.weights.layers, kv.layers, strict=True):
-            x = x + self._attention(
-                layer, self._norm(x, layer.attention_norm), cache, past, cos, sin, mask
-            )
+            q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
+            if logits_of == 0 and layer is self.weights.layers[-1]:
+                return x.new_empty(0, self.shape.vocabulary)
+            x += layer.out(self._attend(q, cache[:, None, :, : past + count], mask))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate) * up)
-        last = x[count - logits_of :]
-        return linear(self._norm(last, self.weights.norm), self.weights.head)
+            x += layer.down(silu(gate).mul_(up))
+        return linear(self._norm(x[-logits_of:], self.weights.norm), self.weights.head)
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        cache: Tensor,
-        past: int,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor | None,
+    def _write(
+        self, layer: LayerWeights, x: Tensor, cache: Tensor, past: int, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        shape, count = self.shape, len(x)
-        heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
+        """Put keys and values of `x` into the cache; returns queries [count, heads, head_dim]."""
+        count, size = len(x), self.shape.head_dim
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
         qkv = layer.qkv(x).view(count, heads + 2 * kv_heads, size)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(qk[:, :heads], layer.q_norm), self._norm(qk[:, heads:], layer.k_norm)
             qk = torch.cat((q, k), dim=1)
-        qk = qk * cos + torch.cat((qk[..., size // 2 :], qk[..., : size // 2]), dim=-1) * sin
-        total = past + count
-        cache[0, :, past:total] = qk[:, heads:].transpose(0, 1)
-        cache[1, :, past:total] = v.transpose(0, 1)
-        # Query heads that share a key head become rows of one attention over it: keys and values
-        # are read once and never expanded, and it was the fastest of the ways measured (SDPA with
-        # enable_gqa, plain products) except at a few rows, where all are equal.
+        swapped = torch.cat((qk[..., size // 2 :], qk[..., : size // 2]), dim=-1)
+        qk = (qk * cos).addcmul_(swapped, sin)
+        cache[0, :, past : past + count] = qk[:, heads:].transpose(0, 1)
+        cache[1, :, past : past + count] = v.transpose(0, 1)
+        return qk[:, :heads]
+
+    def _attend(self, q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of `q` over `seen`, [2, 1, kv_heads, tokens, head_dim]; [count, heads * head_dim].
+
+        Query heads that share a key head become rows of one attention over it: keys and values are
+        read once and never expanded, and it was the fastest of the ways measured (SDPA with
+        enable_gqa, plain products) except at a few rows, where all are about equal.
+        """
+        count, heads, size = q.shape
+        kv_heads = self.shape.kv_heads
         group = heads // kv_heads
-        q = qk[:, :heads].view(count, kv_heads, group, size).permute(1, 2, 0, 3)
+        q = q.view(count, kv_heads, group, size).permute(1, 2, 0, 3)
         y = scaled_dot_product_attention(
-            q.reshape(1, kv_heads, group * count, size),
-            cache[0, None, :, :total],
-            cache[1, None, :, :total],
-            attn_mask=mask,
+            q.reshape(1, kv_heads, group * count, size), seen[0], seen[1], attn_mask=mask
         )
-        y = y.view(kv_heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
-        return layer.out(y)
+        return y.view(kv_heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self.shape.norm_eps)

@@ -24,6 +24,6 @@ class Notices:
         self._shown.add(text)
         self._server.window_show_message(types.ShowMessageParams(kind, f"completion-ls: {text}"))
 
-    def forget(self) -> None:
+    def forget(self, text: str) -> None:
         """The trouble is over; should it come back, it is news."""
-        self._shown.clear()
+        self._shown.discard(text)

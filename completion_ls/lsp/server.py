@@ -164,12 +164,16 @@ class CompletionServer(LanguageServer):
         return "".join(above)[-limit:]
 
     def _new_engine(self, config: DaemonConfig) -> EngineClient:
+        troubles: set[str] = set()
+
         def ready(_: Ready) -> None:
             self.loading.end("ready")
-            self.notices.forget()
+            while troubles:
+                self.notices.forget(troubles.pop())
 
         def failed(text: str) -> None:
             self.loading.end("failed")
+            troubles.add(text)
             self.notices.show(text, types.MessageType.Error)
 
         return EngineClient(

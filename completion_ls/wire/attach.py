@@ -57,19 +57,8 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
     except NoDaemon:
         log.info("starting the engine daemon %s", endpoint.name)
     log_file = daemon_log(endpoint)
-    with log_file.open("ab") if log_file else open(os.devnull, "ab") as stream:
-        start_of_log = stream.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "completion_ls", "daemon", "run", "--config", "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=stream,
-            start_new_session=True,  # it outlives the editor window that started it
-            cwd=Path.home() if Path.home().is_dir() else None,
-        )
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(config.model_dump_json().encode())
+    start_of_log = log_file.stat().st_size if log_file else 0
+    process = _spawn(config, log_file)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while True:
         ended = process.poll()
@@ -87,6 +76,22 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
                 f"The engine daemon did not listen within {START_TIMEOUT_S:.0f} s. Its log: {log_file}"
             )
         await asyncio.sleep(POLL_S)
+
+
+def _spawn(config: DaemonConfig, log_file: Path | None) -> subprocess.Popen[bytes]:
+    with (log_file or Path(os.devnull)).open("ab") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "completion_ls", "daemon", "run", "--config", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            start_new_session=True,  # it outlives the editor window that started it
+            cwd=Path.home() if Path.home().is_dir() else None,
+        )
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        pipe.write(config.model_dump_json().encode())
+    return process
 
 
 def daemon_log(endpoint: Endpoint) -> Path | None:

@@ -65,7 +65,7 @@ def decode(body: bytes, messages: TypeAdapter[M]) -> M:
         id = value.get("id")
         where = ".".join(str(part) for part in first["loc"])
         raise MessageError(
-            f"Message of type {str(value.get('type'))[:40]!r}: {where + ': ' if where else ''}{first['msg']}.",
+            f"Message of type {str(value.get('type'))[:40]!r}: {where} {first['msg']}.",
             unknown_type=first["type"].startswith("union_tag"),
             id=id if isinstance(id, int) else None,
         ) from error

@@ -82,6 +82,13 @@ def test_neighbouring_positions_draw_independently() -> None:
     assert chi_square(pairs.ravel(), np.full(9, 1 / 9)) < 34.0  # 8 degrees of freedom
 
 
+def test_every_seed_and_position_has_noise_of_its_own() -> None:
+    ids = np.arange(2, dtype=np.int64)
+    keys = itertools.product([-2, -1, 0, 1, 2, 3, 2**40], range(50))
+    noise = np.concatenate([gumbel(seed, position, ids) for seed, position in keys])
+    assert len(np.unique(noise)) == len(noise)
+
+
 def test_gumbel_noise_has_the_right_moments() -> None:
     noise = gumbel(5, 17, np.arange(200_000, dtype=np.int64))
     assert abs(noise.mean() - np.euler_gamma) < 0.015

@@ -312,7 +312,8 @@ def test_a_failing_job_leaves_the_others_alone(
     events += drain(engine)
     assert Answer(good, events).tokens == model.greedy(healthy, 1)
     assert engine.stats().jobs_active == 0
-    # Nothing of the failed job is reused.
+    # Nothing of the failed job is kept.
+    assert engine.stats().sequences_cached == 1
     assert run(engine, job((*healthy, 12), 1)).tokens == model.greedy((*healthy, 12), 1)
 
 

@@ -106,6 +106,17 @@ def test_a_sequence_in_use_is_copied_never_written() -> None:
     assert holds_its_tokens(running) and holds_its_tokens(other)
 
 
+def test_of_equal_prefixes_an_idle_sequence_is_taken_over() -> None:
+    cache = KvCache(SHAPE, 100 * BLOCK_BYTES)
+    words = text(1, 60)
+    running, other = cache.acquire(words, 60), cache.acquire(words, 60)
+    for sequence in (running, other):
+        write(sequence, words)
+    cache.release(other)
+    assert cache.acquire([*words, 4], 61) is other
+    assert cache.count == 2
+
+
 def test_the_longest_unused_goes_first() -> None:
     cache = KvCache(SHAPE, 3 * BLOCK_BYTES)
     documents = [text(seed, BLOCK) for seed in range(4)]

@@ -86,8 +86,8 @@ class Window:
         )
 
     def stream(self, stream_id: str, uri: str, line: int, character: int, **more: Any) -> Any:
-        """completionLs/streamInlineCompletion; returns a future."""
-        return self.client.protocol.send_request_async(
+        """completionLs/streamInlineCompletion; sent at once, returns a future."""
+        future = self.client.protocol.send_request(
             messages.STREAM_INLINE_COMPLETION,
             {
                 "streamId": stream_id,
@@ -97,6 +97,7 @@ class Window:
             },
             **more,
         )
+        return asyncio.wrap_future(future)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
