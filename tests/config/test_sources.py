@@ -141,3 +141,10 @@ def test_a_runtime_folder_that_is_a_link_is_refused(
     monkeypatch.setenv("COMPLETION_LS_RUNTIME_DIR", str(tmp_path / "run"))
     with pytest.raises(PermissionError, match="COMPLETION_LS_RUNTIME_DIR"):
         paths.runtime_dir()
+
+
+def test_the_readme_has_the_table_of_settings() -> None:
+    from completion_ls.config.table import with_table
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert with_table(readme) == readme, "run scripts/settings_table"
