@@ -155,7 +155,6 @@ class Worker(threading.Thread):
             prompt = loaded.prompts.build(
                 request.prefix,
                 request.suffix,
-                filename=request.filename,
                 context=request.context,
                 budget=budget,
                 suffix_share=request.suffix_share,

@@ -57,7 +57,8 @@ def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, npt.NDArray[np.
         # nucleus; leaving them out first makes the sort short.
         likely = chances >= (1 - sampling.top_p) / len(ids)
         ids, chances = ids[likely], chances[likely]
-        order = np.argsort(-chances, kind="stable")
+        # By logit: logits that differ may give equal chances.
+        order = np.argsort(-scaled[ids], kind="stable")
         before = np.cumsum(chances[order]) - chances[order]
         ids = ids[order[before < sampling.top_p]]
     ids = np.sort(ids)

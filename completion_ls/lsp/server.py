@@ -144,7 +144,6 @@ class CompletionServer(LanguageServer):
             after=clean(document.after(end, limit)),
             limit=limit,
             context=clean(self._cells_above(document.uri, limit)),
-            filename=clean(_name(document.uri)),
             language=document.language_id or "",
             manual=manual,
         )

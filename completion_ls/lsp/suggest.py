@@ -34,7 +34,6 @@ class Situation:
     after: str
     limit: int
     context: str = ""
-    filename: str = ""
     language: str = ""
     manual: bool = False
 
@@ -251,8 +250,6 @@ class Suggester:
             prefix=start.before,
             suffix=start.after,
             context=start.context,
-            filename=start.filename,
-            language=start.language,
             lane="manual" if start.manual else "key",
             prompt_tokens=self.settings.prompt.max_tokens,
             suffix_share=self.settings.prompt.suffix_share,

@@ -5,7 +5,7 @@ With FIM the prompt is anchored at the start of the cursor's line:
     PRE prefix-up-to-the-anchor SUF suffix MID cursor's-line-up-to-the-cursor
 
 so that typing appends after MID and the KV of everything before it stays. A model without FIM gets
-the suffix as context in front, then the prefix; there, too, typing only appends.
+text from below as context in front, then the prefix; there, too, typing only appends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 from completion_ls.prompt.formats import FimFormat, find_format
-from completion_ls.prompt.window import window_after, window_before
+from completion_ls.prompt.window import context_after, window_after, window_before
 
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
@@ -40,7 +40,6 @@ class PromptBuilder:
         prefix: str,
         suffix: str,
         *,
-        filename: str,
         context: str,
         budget: int,
         suffix_share: float,
@@ -50,37 +49,29 @@ class PromptBuilder:
         `prefix` ends at the cursor and `suffix` begins there, both with LF line ends; `context` is
         text that stands before the document.
         """
-        rest, newline, below = suffix.partition("\n")
+        room = int(budget * suffix_share)
+        if self.fim is None:
+            below = self._encode(context_after(suffix, room, self._cost).strip("\n"))
+            if below:
+                below += self._encode("\n\n\n")
+            before = window_before(context + prefix, budget - len(below), self._cost)
+            return (*below, *self._encode(before)) or tuple(self._encode("\n"))
+        rest, newline, below_line = suffix.partition("\n")
         if CLOSERS.issuperset(rest):
             # Closers that the editor put right of the cursor: the model writes its own, and the
             # rules of text see to it that each stands once. Kept out, they change no prompt.
-            suffix = newline + below
-        head = self._head(filename)
-        budget -= len(head) + 8
-        after = window_after(suffix, int(budget * suffix_share), self._cost)
-        after_ids = self._encode(after)
-        before = window_before(context + prefix, budget - len(after_ids), self._cost)
-        if self.fim is None:
-            ids = self._plain(head, before, after)
-        else:
-            anchor = before.rfind("\n") + 1
-            ids = [
-                self._special(self.fim.prefix),
-                *head,
-                *self._encode(before[:anchor]),
-                self._special(self.fim.suffix),
-                *after_ids,
-                self._special(self.fim.middle),
-                *self._encode(before[anchor:]),
-            ]
-        return tuple(ids)
-
-    def _plain(self, head: list[int], before: str, after: str) -> list[int]:
-        context = after.strip("\n")
-        return [*head, *self._encode(context + "\n\n\n" + before if context else before)]
-
-    def _head(self, filename: str) -> list[int]:
-        return []
+            suffix = newline + below_line
+        after = self._encode(window_after(suffix, room, self._cost))
+        before = window_before(context + prefix, budget - len(after) - 3, self._cost)
+        anchor = before.rfind("\n") + 1
+        return (
+            self._special(self.fim.prefix),
+            *self._encode(before[:anchor]),
+            self._special(self.fim.suffix),
+            *after,
+            self._special(self.fim.middle),
+            *self._encode(before[anchor:]),
+        )
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

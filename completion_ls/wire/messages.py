@@ -47,8 +47,6 @@ class Complete(Message):
     prefix: str
     suffix: str
     context: str = ""
-    filename: str = ""
-    language: str = ""
     lane: Literal["key", "manual", "background"] = "key"
     prompt_tokens: Annotated[int, Field(ge=64)] = 2048
     suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -124,6 +124,7 @@ def test_temperature_zero_and_top_k_one_take_the_largest(
 
 
 @given(rows, st.floats(0.01, 0.99), st.integers(0, 45), st.sampled_from([0.4, 1.0, 2.0]))
+@example(np.array([-1e-34, 0], dtype=np.float32), 0.25, 0, 1.0)
 def test_filters_keep_what_the_plain_rule_keeps(
     logits: np.ndarray, top_p: float, top_k: int, temperature: float
 ) -> None:

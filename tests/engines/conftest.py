@@ -1,6 +1,5 @@
 """Tiny random models of every supported architecture, written by transformers itself."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +54,6 @@ _CONFIGS = {
         head_dim=64,
     ),
 }
-
-ARCHITECTURES = ["llama", "llama3-rope-biases", "qwen2", "qwen3"]
 
 
 @dataclass(frozen=True)
@@ -118,11 +115,3 @@ def load_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
 def generate_greedy() -> Callable[..., list[int]]:
     """transformers' own greedy answer: (model, prompt, count)."""
     return generate
-
-
-@pytest.fixture(scope="session")
-def default_model_folder() -> Path:
-    folder = os.environ.get("COMPLETION_LS_TEST_MODEL")
-    if not folder:
-        pytest.skip("COMPLETION_LS_TEST_MODEL names no folder")
-    return Path(folder)
