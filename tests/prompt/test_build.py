@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_model import write_tiny_model
 from tokenizers import AddedToken, Tokenizer
 
 from completion_ls.prompt.build import PromptBuilder
+from support.tiny_model import write_tiny_model
 
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 LINES = "".join(f"    value_{n} = add({n}, {n * n})\n" for n in range(400))
