@@ -13,14 +13,14 @@ INCOMPLETE = "�"
 
 
 class Detokenizer:
-    """The text of one job's output."""
+    """The text of one job's output, without its first `skip` characters (a word that was typed)."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip: int = 0) -> None:
         self._tokenizer = tokenizer
         self._context = list(prompt[-CONTEXT_TOKENS:])
         self._context_length = len(self._decode([]))
         self._tokens: list[int] = []
-        self._given = 0
+        self._given = skip
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that these tokens add. Bytes of an unfinished character wait for the next call,
@@ -30,7 +30,7 @@ class Detokenizer:
         if not last:
             text = text.rstrip(INCOMPLETE)
         new = text[self._given :]
-        self._given += len(new)
+        self._given = max(self._given, len(text))
         return new
 
     def _decode(self, tokens: list[int]) -> str:

@@ -161,11 +161,12 @@ class Worker(threading.Thread):
             )
             job = Job(
                 id=id,
-                prompt=prompt,
+                prompt=prompt.ids,
                 max_new_tokens=request.max_tokens,
                 stop_token_ids=loaded.prompts.stop_token_ids,
                 sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
                 lane=LANES[request.lane],
+                unfinished=prompt.unfinished,
             )
             loaded.engine.add(job)
         except Exception as error:
@@ -173,7 +174,10 @@ class Worker(threading.Thread):
             self._send(peer, Error(id=request.id, code="job", text=_sentence(error)))
             return
         self.statistics.jobs += 1
-        self._jobs[id] = TextJob(peer, request, arrived, Detokenizer(loaded.tokenizer, prompt))
+        word = prompt.unfinished
+        before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
+        text = Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
+        self._jobs[id] = TextJob(peer, request, arrived, text)
         self._by_name[peer, request.id] = id
 
     def _drop(self, loaded: Loaded, peer: Hashable, name: int) -> None:

@@ -43,11 +43,25 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The last word of a prompt, which may go on: the output must begin with its text.
+
+    `text` is the word in UTF-8; the last `tokens` tokens of the prompt are the tokenizer's reading
+    of it, or of a beginning of it. The output starts in the word's place: its first tokens spell
+    `text` and what follows, split as the model likes best (decode/covering.py).
+    """
+
+    text: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One continuation to compute.
 
-    `prompt` holds at least one token id; `prompt` and `max_new_tokens` together must fit the
-    engine's `max_context` (in tokens), otherwise `add` raises ValueError.
+    `prompt` holds at least one token id, and one before those of an `unfinished` word; `prompt` and
+    `max_new_tokens` together must fit the engine's `max_context` (in tokens), otherwise `add`
+    raises ValueError.
     """
 
     id: int
@@ -56,6 +70,7 @@ class Job:
     stop_token_ids: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
     lane: Lane = Lane.KEY
+    unfinished: Unfinished | None = None
 
 
 @dataclass(frozen=True, slots=True)

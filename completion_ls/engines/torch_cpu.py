@@ -8,11 +8,14 @@ from pathlib import Path
 
 import psutil
 import torch
+from tokenizers import Tokenizer
 
 from completion_ls.config.settings import EngineSettings
+from completion_ls.decode.covering import Floats, choose_covering
 from completion_ls.decode.sampling import choose
-from completion_ls.engines.contract import EngineStats, Event, Finish, Job, JobFailed
-from completion_ls.engines.kv import KvCache, KvSequence
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import EngineStats, Event, Finish, Job, JobFailed, Unfinished
+from completion_ls.engines.kv import KvCache, KvSequence, common_prefix
 from completion_ls.engines.llama import Llama
 
 
@@ -25,10 +28,17 @@ class _Running:
     reused: int = 0
     computed: int = 0
     output: list[int] = field(default_factory=list)
+    first_tokens: int = 1
+    """How many tokens of the output came with the prefill."""
 
     @property
     def prefilled(self) -> bool:
         return self.reused + self.computed == len(self.job.prompt)
+
+    @property
+    def word_tokens(self) -> int:
+        """Tokens at the prompt's end that the output takes the place of."""
+        return self.job.unfinished.tokens if self.job.unfinished else 0
 
 
 class TorchCpuEngine:
@@ -40,8 +50,15 @@ class TorchCpuEngine:
     prefill also gives the first token.
     """
 
-    def __init__(self, model: Llama, settings: EngineSettings, max_context: int) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        settings: EngineSettings,
+        max_context: int,
+        vocabulary: Vocabulary | None,
+    ) -> None:
         self._model = model
+        self._vocabulary = vocabulary
         self._chunk = settings.prefill_chunk
         self._max_context = max_context
         self._cache = KvCache(model.shape, settings.kv_memory_mb * 2**20)
@@ -55,13 +72,20 @@ class TorchCpuEngine:
     ) -> TorchCpuEngine:
         """Read a Hugging Face folder (config.json and safetensors) into memory as float32.
 
-        `max_context` lowers the model's own limit of tokens per job. Sets torch's thread count for
+        `max_context` lowers the model's own limit of tokens per job. A tokenizer.json is needed only
+        for jobs with an unfinished word. Sets torch's thread count for
         the whole process. Raises ValueError (a sentence) when the folder cannot be served.
         """
         torch.set_num_threads(settings.threads or _physical_cores())
         model = Llama.read(folder)
         limit = model.shape.context
-        return cls(model, settings, limit if max_context is None else min(limit, max_context))
+        tokenizer = folder / "tokenizer.json"
+        return cls(
+            model,
+            settings,
+            limit if max_context is None else min(limit, max_context),
+            Vocabulary(Tokenizer.from_file(str(tokenizer))) if tokenizer.exists() else None,
+        )
 
     @property
     def max_context(self) -> int:
@@ -85,6 +109,10 @@ class TorchCpuEngine:
             raise ValueError(
                 f"The prompt has token ids outside 0 to {self._model.shape.vocabulary - 1}; it was "
                 "made with another model's tokenizer."
+            )
+        if job.unfinished and (not self._vocabulary or len(job.prompt) <= job.unfinished.tokens):
+            raise ValueError(
+                "An unfinished word needs a token before it, and a model with a tokenizer.json."
             )
         self._jobs[job.id] = _Running(job)
 
@@ -149,18 +177,72 @@ class TorchCpuEngine:
             # Only now, not in `add`: by now an older job may have computed what this one needs.
             # The last token produced is never put through the model, so it needs no room.
             room = len(prompt) + running.job.max_new_tokens - 1
-            running.kv = self._cache.acquire(prompt, room)
+            if running.job.unfinished:
+                room += len(running.job.unfinished.text)
+            # An unfinished word needs the logits before each of its tokens.
+            running.kv = self._cache.acquire(prompt[: len(prompt) - running.word_tokens], room)
+            running.kv.prompt_length = len(prompt)
             running.reused = running.kv.length
             self._reused += running.reused
         start = running.kv.length
-        tokens = prompt[start : start + self._chunk]
-        complete = start + len(tokens) == len(prompt)
-        logits = self._pass(running.kv, tokens, int(complete))
+        end = min(start + self._chunk, len(prompt))
+        if end < len(prompt):
+            end = min(end, len(prompt) - running.word_tokens - 1)
+        tokens = prompt[start:end]
+        complete = end == len(prompt)
+        logits = self._pass(running.kv, tokens, (running.word_tokens + 1) * complete)
         running.computed += len(tokens)
         self._computed += len(tokens)
-        if complete:
-            return self._produce(running, logits)
-        return _event(running)
+        if not complete:
+            return _event(running)
+        if running.job.unfinished:
+            return self._cover(running, running.job.unfinished, logits)
+        return self._produce(running, logits)
+
+    def _cover(self, running: _Running, word: Unfinished, logits: torch.Tensor) -> Event:
+        """The first tokens where the prompt ends in an unfinished word."""
+        job, kv = running.job, running.kv
+        assert kv is not None
+        assert self._vocabulary is not None
+        base = len(job.prompt) - word.tokens
+
+        def go_to(branch: tuple[int, ...], logits_of: int) -> torch.Tensor | None:
+            """Make the KV that of the prompt before the word and these tokens."""
+            tail = kv.tokens[base:]
+            same = common_prefix(tail, list(branch))
+            if logits_of:  # the last one is computed again where it is there already
+                same = min(same, len(branch) - 1)
+            del kv.tokens[base + same :]
+            return self._pass(kv, branch[same:], logits_of) if branch[same:] else None
+
+        def look_into(branch: tuple[int, ...]) -> Floats:
+            found = go_to(branch, 1)
+            assert found is not None
+            return found[-1].numpy()
+
+        covered = choose_covering(
+            word.text,
+            job.prompt[base:],
+            logits.numpy(),
+            look_into=look_into,
+            allowed=self._vocabulary.is_canonical,
+            vocabulary=self._vocabulary,
+            sampling=job.sampling,
+            position=base,
+        )
+        go_to(covered.tokens[:-1], 0)
+        stopped = covered.tokens[-1] in job.stop_token_ids
+        kept = len(covered.tokens) - stopped
+        running.output += covered.tokens[:kept]
+        running.first_tokens = len(covered.tokens)
+        self._generated += kept
+        finish = Finish.STOP if stopped else self._full(running)
+        return _event(running, covered.tokens[:kept], covered.logprobs[:kept], finish)
+
+    def _full(self, running: _Running) -> Finish | None:
+        """LENGTH when the job has what it asked for; an unfinished word counts as one token."""
+        produced = len(running.output) - running.first_tokens + 1
+        return Finish.LENGTH if produced >= running.job.max_new_tokens else None
 
     def _decode(self, running: _Running) -> Event:
         assert running.kv is not None
@@ -176,14 +258,13 @@ class TorchCpuEngine:
 
     def _produce(self, running: _Running, logits: torch.Tensor) -> Event:
         job = running.job
-        position = len(job.prompt) + len(running.output)
+        position = len(job.prompt) - running.word_tokens + len(running.output)
         token, logprob = choose(logits[-1].numpy(), job.sampling, position)
         if token in job.stop_token_ids:
             return _event(running, finish=Finish.STOP)
         running.output.append(token)
         self._generated += 1
-        finish = Finish.LENGTH if len(running.output) == job.max_new_tokens else None
-        return _event(running, (token,), (logprob,), finish)
+        return _event(running, (token,), (logprob,), self._full(running))
 
 
 def _event(

@@ -10,16 +10,27 @@ text from below as context in front, then the prefix; there, too, typing only ap
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+from completion_ls.engines.contract import Unfinished
 from completion_ls.prompt.formats import FimFormat, find_format
 from completion_ls.prompt.window import context_after, window_after, window_before
 
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
+LONGEST_WORD = 64
 PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the word at their end when it may go on."""
+
+    ids: tuple[int, ...]
+    unfinished: Unfinished | None
 
 
 class PromptBuilder:
@@ -43,8 +54,8 @@ class PromptBuilder:
         context: str,
         budget: int,
         suffix_share: float,
-    ) -> tuple[int, ...]:
-        """Token ids of the prompt, at most `budget` of them, never none.
+    ) -> Prompt:
+        """The prompt, at most `budget` tokens, never none.
 
         `prefix` ends at the cursor and `suffix` begins there, both with LF line ends; `context` is
         text that stands before the document.
@@ -55,7 +66,7 @@ class PromptBuilder:
             if below:
                 below += self._encode("\n\n\n")
             before = window_before(context + prefix, budget - len(below), self._cost)
-            return (*below, *self._encode(before)) or tuple(self._encode("\n"))
+            return self._ending(below, before)
         rest, newline, below_line = suffix.partition("\n")
         if CLOSERS.issuperset(rest):
             # Closers that the editor put right of the cursor: the model writes its own, and the
@@ -64,14 +75,43 @@ class PromptBuilder:
         after = self._encode(window_after(suffix, room, self._cost))
         before = window_before(context + prefix, budget - len(after) - 3, self._cost)
         anchor = before.rfind("\n") + 1
-        return (
+        head = [
             self._special(self.fim.prefix),
             *self._encode(before[:anchor]),
             self._special(self.fim.suffix),
             *after,
             self._special(self.fim.middle),
-            *self._encode(before[anchor:]),
-        )
+        ]
+        return self._ending(head, before[anchor:])
+
+    def _ending(self, head: list[int], text: str) -> Prompt:
+        """The prompt of `head` and `text`, which ends at the cursor, perhaps inside a word."""
+        word = self._last_word(text)
+        ids = head + self._encode(text[: len(text) - len(word)])
+        if not ids or not word or len(word) > LONGEST_WORD:
+            return Prompt(tuple(head + self._encode(text or "\n")), None)
+        trunk = self._trunk(word)
+        return Prompt((*ids, *trunk), Unfinished(word.encode(), len(trunk)))
+
+    def _last_word(self, text: str) -> str:
+        """What the tokenizer splits off last before it looks for tokens (its last pre-token)."""
+        if self._tokenizer.pre_tokenizer is None:
+            return text[len(text.rstrip().rpartition(" ")[0]) :]
+        tail = text[-4 * LONGEST_WORD :]
+        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(tail)
+        return tail[parts[-1][1][0] :] if parts else ""
+
+    def _trunk(self, word: str) -> list[int]:
+        """The likely tokens of a word's beginning.
+
+        Blanks at the cursor are mostly followed by a word that takes the last of them along
+        (" return" is a token), so for them it is the tokens as they are before a letter.
+        """
+        if not word[-1].isspace():
+            return self._encode(word)
+        encoding = self._tokenizer.encode(word + "a", add_special_tokens=False)
+        inside = [end <= len(word) for _, end in encoding.offsets]
+        return [id for id, whole in zip(encoding.ids, inside, strict=True) if whole]
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

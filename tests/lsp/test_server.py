@@ -21,7 +21,7 @@ from support.window import Window, until, window
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
 
-ADD = "def add(a, b):\n    "
+AREA = "def area(width, height):\n    "
 LONG = "def read_lines(path):\n    "
 
 
@@ -50,9 +50,9 @@ async def quiet(environment: dict[str, str]) -> dict[str, Any]:
 
 
 async def test_an_answer_has_text_and_a_range(editor: Window) -> None:
-    editor.open("file:///add.py", ADD)
-    [item] = await editor.inline("file:///add.py", 1, 4)
-    assert item.insert_text == "return a + b"
+    editor.open("file:///area.py", AREA)
+    [item] = await editor.inline("file:///area.py", 1, 4)
+    assert item.insert_text == "return width * height"
     assert item.range == t.Range(t.Position(1, 4), t.Position(1, 4))
     assert editor.shown == []
 
@@ -60,9 +60,9 @@ async def test_an_answer_has_text_and_a_range(editor: Window) -> None:
 async def test_the_model_is_loaded_with_progress(shared: dict[str, str]) -> None:
     async with window(shared) as editor:
         await editor.initialize()
-        editor.open("file:///add.py", ADD)
+        editor.open("file:///area.py", AREA)
         # Sent while the model may still be loading: it waits, and is answered.
-        assert await editor.inline("file:///add.py", 1, 4)
+        assert await editor.inline("file:///area.py", 1, 4)
         for reports in editor.client.progress_reports.values():
             assert isinstance(reports[0], t.WorkDoneProgressBegin)
             assert isinstance(reports[-1], t.WorkDoneProgressEnd)
@@ -71,8 +71,8 @@ async def test_the_model_is_loaded_with_progress(shared: dict[str, str]) -> None
 async def test_a_fresh_daemon_reports_its_loading(isolated: dict[str, str]) -> None:
     async with window(isolated) as editor:
         await editor.initialize()
-        editor.open("file:///add.py", ADD)
-        assert await editor.inline("file:///add.py", 1, 4)
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4)
         [reports] = editor.client.progress_reports.values()
         assert isinstance(reports[0], t.WorkDoneProgressBegin)
         assert isinstance(reports[-1], t.WorkDoneProgressEnd)
@@ -128,7 +128,7 @@ async def quiet_of(editor: Window) -> dict[str, Any]:
 
 async def test_typing_along_needs_no_engine(editor: Window) -> None:
     uri = "file:///along.py"
-    editor.open(uri, ADD)
+    editor.open(uri, AREA)
     [item] = await editor.inline(uri, 1, 4)
     before = await quiet_of(editor)
     text = str(item.insert_text)
@@ -162,7 +162,7 @@ async def test_typing_along_does_not_stop_a_running_generation(editor: Window) -
 
 async def test_backspace_and_typing_elsewhere_end_the_session(editor: Window) -> None:
     uri = "file:///elsewhere.py"
-    editor.open(uri, ADD)
+    editor.open(uri, AREA)
     await editor.inline(uri, 1, 4)
     jobs = (await quiet_of(editor))["jobs"]
     editor.insert(uri, 1, 4, "re", version=2)
@@ -178,7 +178,7 @@ async def test_backspace_and_typing_elsewhere_end_the_session(editor: Window) ->
 
 async def test_text_below_that_changed_gets_no_old_answer(editor: Window) -> None:
     uri = "file:///below.py"
-    editor.open(uri, ADD + "\n\nprint(add(1, 2))\n")
+    editor.open(uri, AREA + "\n\nprint(area(1, 2))\n")
     await editor.inline(uri, 1, 4)
     jobs = (await quiet_of(editor))["jobs"]
     editor.insert(uri, 3, 0, "# ", version=2)
@@ -253,7 +253,7 @@ async def test_a_document_that_was_never_opened(editor: Window) -> None:
 
 @pytest.mark.parametrize("place", [(0, 99), (99, 0), (2**31 - 1, 2**31 - 1)])
 async def test_a_position_beyond_the_text(editor: Window, place: tuple[int, int]) -> None:
-    editor.open("file:///short.py", ADD)
+    editor.open("file:///short.py", AREA)
     for item in await editor.inline("file:///short.py", *place):
         assert item.range
         assert item.range.start.line <= 1
@@ -267,12 +267,12 @@ async def test_a_large_file_a_minified_file_and_half_characters(editor: Window) 
     large = line * (20_000_000 // len(line))
     count = large.count("\n")
     editor.open("file:///large.py", large)
-    editor.insert("file:///large.py", count, 0, ADD)
+    editor.insert("file:///large.py", count, 0, AREA)
     [item] = await editor.inline("file:///large.py", count + 1, 4)
     assert item.insert_text
     editor.open("file:///min.js", "function a(b){return b+1};" * 40_000, "javascript")
     await editor.inline("file:///min.js", 0, 26 * 40_000)
-    editor.open("file:///half.py", "# \ud83d half\n" + ADD)
+    editor.open("file:///half.py", "# \ud83d half\n" + AREA)
     [item] = await editor.inline("file:///half.py", 2, 4)
     assert item.insert_text
     assert editor.shown == []
@@ -291,14 +291,14 @@ async def test_a_workspace_on_an_unusual_path(shared: dict[str, str], tmp_path: 
             ],
         )
         uri = (folder / "zähler 1.py").as_uri()
-        editor.open(uri, ADD)
+        editor.open(uri, AREA)
         [item] = await editor.inline(uri, 1, 4)
-        assert item.insert_text == "return a + b"
+        assert item.insert_text == "return width * height"
         assert editor.shown == []
 
 
 async def test_cells_above_are_context(editor: Window) -> None:
-    cells = ["def add(a, b):\n    return a + b", "Some *text*.", "def add(a, b):\n    "]
+    cells = ["def add(a, b):\n    return a + b", "Some *text*.", AREA]
     kinds = [t.NotebookCellKind.Code, t.NotebookCellKind.Markup, t.NotebookCellKind.Code]
     uris = [f"vscode-notebook-cell:/book.ipynb#c{number}" for number in range(3)]
     documents = [
@@ -313,7 +313,7 @@ async def test_cells_above_are_context(editor: Window) -> None:
     editor.client.notebook_document_did_open(t.DidOpenNotebookDocumentParams(book, documents))
     before = await quiet_of(editor)
     [item] = await editor.inline(uris[2], 1, 4)
-    assert item.insert_text == "return a + b"
+    assert item.insert_text == "return width * height"
     alone = await quiet_of(editor)
 
     def prompt(of: dict[str, Any]) -> int:
@@ -339,7 +339,7 @@ async def test_cells_above_are_context(editor: Window) -> None:
         )
     )
     [item] = await editor.inline(uris[2], 1, 7)
-    assert item.insert_text == "urn a + b"
+    assert item.insert_text == "urn width * height"
 
 
 async def test_completion_items_are_off_unless_asked_for(shared: dict[str, str]) -> None:
@@ -351,23 +351,23 @@ async def test_completion_items_are_off_unless_asked_for(shared: dict[str, str])
             initialization_options={"server": {"completion_items": True}}
         )
         assert result.capabilities.completion_provider is not None
-        editor.open("file:///add.py", ADD)
+        editor.open("file:///area.py", AREA)
         answer = await editor.client.text_document_completion_async(
-            t.CompletionParams(t.TextDocumentIdentifier("file:///add.py"), t.Position(1, 4))
+            t.CompletionParams(t.TextDocumentIdentifier("file:///area.py"), t.Position(1, 4))
         )
         assert isinstance(answer, t.CompletionList)
         [item] = answer.items
         assert item.text_edit
-        assert item.text_edit.new_text == item.label == "return a + b"
+        assert item.text_edit.new_text == item.label == "return width * height"
 
 
 async def test_wrong_settings_are_shown_once_and_the_server_works(shared: dict[str, str]) -> None:
     options = {"completion": {"max_token": 3}, "server": {"log_level": "loud"}}
     async with window(shared) as editor:
         await editor.initialize(initialization_options=options)
-        editor.open("file:///add.py", ADD)
-        assert await editor.inline("file:///add.py", 1, 4)
-        assert await editor.inline("file:///add.py", 1, 4)
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4)
+        assert await editor.inline("file:///area.py", 1, 4)
         wrong = [text for text in editor.shown if "initializationOptions" in text]
         assert len(wrong) == len(editor.shown) == 2
         assert any("completion.max_tokens" in text for text in wrong)
@@ -376,15 +376,15 @@ async def test_wrong_settings_are_shown_once_and_the_server_works(shared: dict[s
 async def test_settings_can_change_while_it_runs(shared: dict[str, str]) -> None:
     async with window(shared) as editor:
         await editor.initialize()
-        editor.open("file:///add.py", ADD)
-        assert await editor.inline("file:///add.py", 1, 4)
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4)
         editor.client.workspace_did_change_configuration(
             t.DidChangeConfigurationParams({"server": {"disabled_languages": ["python"]}})
         )
-        assert await editor.inline("file:///add.py", 1, 4) == []
+        assert await editor.inline("file:///area.py", 1, 4) == []
         # Asked for by hand, it tries all the same.
         manual = t.InlineCompletionTriggerKind.Invoked
-        assert await editor.inline("file:///add.py", 1, 4, trigger_kind=manual)
+        assert await editor.inline("file:///area.py", 1, 4, trigger_kind=manual)
 
 
 async def test_a_killed_daemon_is_one_message_and_the_next_key_works(
@@ -413,6 +413,6 @@ async def test_the_document_is_never_changed(editor: Window) -> None:
         edits.append(params)
         return t.ApplyWorkspaceEditResult(applied=False)
 
-    editor.open("file:///add.py", ADD)
-    await editor.inline("file:///add.py", 1, 4)
+    editor.open("file:///area.py", AREA)
+    await editor.inline("file:///area.py", 1, 4)
     assert edits == []

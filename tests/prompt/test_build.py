@@ -34,7 +34,8 @@ def builder(request: pytest.FixtureRequest, tokenizer_file: Path) -> PromptBuild
 def build(
     builder: PromptBuilder, prefix: str, suffix: str, context: str = "", budget: int = 2000
 ) -> tuple[int, ...]:
-    return builder.build(prefix, suffix, context=context, budget=budget, suffix_share=0.25)
+    share = 0.25
+    return builder.build(prefix, suffix, context=context, budget=budget, suffix_share=share).ids
 
 
 def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:

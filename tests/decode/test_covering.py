@@ -1,0 +1,154 @@
+"""Covering the unfinished word, against a brute-force enumeration over a small vocabulary."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from completion_ls.decode import covering
+from completion_ls.decode.covering import Branch, Covered, choose_covering
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import Sampling
+from support.tiny_model import write_tiny_model
+
+WORDS = [" ret", " values", "\n        ", " ", "(", " va", "for", "\n", " pri", "x", " ü", " a"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(tokenizer)
+
+
+class Model:
+    """Logits that depend on the tokens before, and on nothing else."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.passes = size, seed, 0
+
+    def __call__(self, branch: Branch) -> np.ndarray:
+        key = zlib.crc32(repr((self.seed, branch)).encode())
+        return np.random.default_rng(key).normal(0, 2.5, self.size)
+
+    def look_into(self, branch: Branch) -> np.ndarray:
+        self.passes += 1
+        return self(branch)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def brute_force(model: Model, vocabulary: Vocabulary, word: bytes) -> dict[Branch, float]:
+    """Every canonical sequence whose text first reaches beyond the word, with its probability."""
+    found: dict[Branch, float] = {}
+
+    def walk(branch: Branch, rest: bytes, logp: float) -> None:
+        logprobs = log_softmax(model(branch))
+        for token in range(model.size):
+            text = vocabulary.bytes_of(token)
+            now = (*branch, token)
+            if not rest or (text.startswith(rest) and len(text) > len(rest)):
+                if vocabulary.is_canonical(now):
+                    found[now] = logp + logprobs[token]
+            elif text and rest.startswith(text):
+                walk(now, rest[len(text) :], logp + logprobs[token])
+
+    walk((), word, 0.0)
+    total = np.logaddexp.reduce(list(found.values()))
+    return {branch: float(np.exp(logp - total)) for branch, logp in found.items()}
+
+
+def choose(
+    model: Model, vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, sampling: Sampling
+) -> Covered:
+    trunk = tuple(tokenizer.encode(word, add_special_tokens=False).ids)
+    logits = np.stack([model(trunk[:depth]) for depth in range(len(trunk) + 1)])
+    return choose_covering(
+        word.encode(),
+        trunk,
+        logits,
+        look_into=model.look_into,
+        allowed=vocabulary.is_canonical,
+        vocabulary=vocabulary,
+        sampling=sampling,
+        position=10,
+    )
+
+
+def test_the_bytes_of_all_tokens_spell_any_text(
+    tokenizer: Tokenizer, vocabulary: Vocabulary
+) -> None:
+    text = "def f(x):\n\treturn 'é🥸' + x\r\n"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert b"".join(map(vocabulary.bytes_of, ids)) == text.encode()
+
+
+@given(st.binary(max_size=4).filter(lambda text: b"\xff" not in text))
+def test_beyond_and_inside_are_what_they_say(vocabulary: Vocabulary, text: bytes) -> None:
+    every = {id: vocabulary.bytes_of(id) for id in range(320) if vocabulary.bytes_of(id)}
+    beyond = {id for id, token in every.items() if token.startswith(text) and token != text}
+    inside = {id for id, token in every.items() if text.startswith(token) and token != text}
+    assert set(vocabulary.beyond(text).tolist()) == beyond
+    assert set(vocabulary.inside(text).tolist()) == inside
+
+
+@given(st.sampled_from(WORDS), st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_greedy_takes_the_most_probable_covering(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, seed: int
+) -> None:
+    model = Model(tokenizer.get_vocab_size(), seed)
+    expected = brute_force(model, vocabulary, word.encode())
+    covered = choose(model, vocabulary, tokenizer, word, Sampling())
+    if model.passes < 4:  # more branches than it may look into: the best one may be behind them
+        assert covered.tokens == max(expected, key=lambda branch: expected[branch])
+    logp = sum(covered.logprobs)
+    assert logp == pytest.approx(
+        sum(log_softmax(model(covered.tokens[:n]))[t] for n, t in enumerate(covered.tokens))
+    )
+
+
+@pytest.mark.parametrize("word", [" va", "\n    ", " ", "retur"])
+def test_draws_follow_the_conditional_distribution(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With random logits every branch has weight; a language model leaves one or two.
+    monkeypatch.setattr(covering, "MOST_BRANCHES", 1000)
+    model = Model(tokenizer.get_vocab_size(), 7)
+    expected = brute_force(model, vocabulary, word.encode())
+    draws = 1500
+    seen = Counter(
+        choose(model, vocabulary, tokenizer, word, Sampling(temperature=1.0, seed=seed)).tokens
+        for seed in range(draws)
+    )
+    assert set(seen) <= set(expected)
+    often = [branch for branch in expected if expected[branch] * draws >= 5]
+    statistic = sum(
+        (seen[branch] - draws * expected[branch]) ** 2 / (draws * expected[branch])
+        for branch in often
+    )
+    # The mean of chi-square is its degrees of freedom, its deviation the root of twice that.
+    assert statistic < len(often) + 5 * np.sqrt(2 * len(often))
+
+
+def test_the_answer_begins_with_the_word(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    model = Model(tokenizer.get_vocab_size(), 1)
+    for word in WORDS:
+        for temperature in (0.0, 0.8):
+            covered = choose(
+                model, vocabulary, tokenizer, word, Sampling(temperature=temperature, seed=3)
+            )
+            text = b"".join(map(vocabulary.bytes_of, covered.tokens))
+            assert text.startswith(word.encode())
