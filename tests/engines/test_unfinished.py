@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.tiny_model import write_tiny_model
 from tokenizers import Tokenizer
 
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Engine, Event, Job, Unfinished
 from completion_ls.prompt.build import Prompt, PromptBuilder
+from support.tiny_model import write_tiny_model
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nfor value in values:\n    print(val"
 
