@@ -28,6 +28,9 @@ class KvSequence:
     """Per layer [2, kv_heads, capacity, head_dim]."""
     tokens: list[int] = field(default_factory=list)
     """Tokens whose keys and values are there."""
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    """Logits [vocabulary] behind some tokens, by index: those at the end of the last prompt, where
+    the next keystroke looks again."""
     prompt_length: int = 0
     """How many of them, from the start, were the last job's prompt; what that job generated behind
     it is cheap to lose."""
@@ -38,13 +41,18 @@ class KvSequence:
     def length(self) -> int:
         return len(self.tokens)
 
+    def cut(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        del self.tokens[length:]
+        self.logits = {index: row for index, row in self.logits.items() if index < length}
+
     @property
     def capacity(self) -> int:
         return self.layers[-1].shape[2]
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(part.nbytes for part in (*self.layers, *self.logits.values()))
 
 
 class KvCache:
@@ -76,9 +84,8 @@ class KvCache:
         return len(self._sequences)
 
     def acquire(self, prompt: Sequence[int], room: int) -> KvSequence:
-        """A sequence for a job, marked in use: its tokens are a prefix of `prompt`, at least one
-        token shorter (so that there is something to get logits from), and it holds `room` tokens
-        without growing. An idle sequence is taken over where that loses little of it, otherwise the
+        """A sequence for a job, marked in use: its tokens are a prefix of `prompt`, perhaps all of
+        it, and it holds `room` tokens without growing. An idle sequence is taken over where that loses little of it, otherwise the
         common prefix is copied.
         """
         wanted = list(prompt)
@@ -95,6 +102,8 @@ class KvCache:
             for new, old in zip(sequence.layers, source.layers, strict=True):
                 new[:, :, :common] = old[:, :, :common]
         sequence.tokens = wanted[:common]
+        if source is not None:
+            sequence.logits = {n: row for n, row in source.logits.items() if n < common}
         self._sequences.append(sequence)
         return self._mark(sequence, wanted)
 
@@ -125,7 +134,7 @@ class KvCache:
         best: tuple[int, bool, int, int] = (0, False, 0, 0)
         found = None
         for sequence in self._sequences:
-            common = min(common_prefix(sequence.tokens, wanted), len(wanted) - 1)
+            common = common_prefix(sequence.tokens, wanted)
             rank = (common, not sequence.in_use, -sequence.length, sequence.last_used)
             if common > 0 and (found is None or rank > best):
                 best, found = rank, sequence
@@ -139,7 +148,7 @@ class KvCache:
     def _take_over(
         self, sequence: KvSequence, common: int, wanted: list[int], capacity: int
     ) -> KvSequence:
-        del sequence.tokens[common:]
+        sequence.cut(common)
         if sequence.capacity < capacity:
             self._make_room(self._bytes_of(capacity) - sequence.nbytes, sequence)
             try:

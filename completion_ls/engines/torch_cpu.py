@@ -36,6 +36,11 @@ class _Running:
         return self.reused + self.computed == len(self.job.prompt)
 
     @property
+    def looked_at(self) -> range:
+        """Indices of prompt tokens whose logits give the first tokens of the output."""
+        return range(len(self.job.prompt) - self.word_tokens - 1, len(self.job.prompt))
+
+    @property
     def word_tokens(self) -> int:
         """Tokens at the prompt's end that the output takes the place of."""
         return self.job.unfinished.tokens if self.job.unfinished else 0
@@ -179,22 +184,25 @@ class TorchCpuEngine:
             room = len(prompt) + running.job.max_new_tokens - 1
             if running.job.unfinished:
                 room += len(running.job.unfinished.text)
-            # An unfinished word needs the logits before each of its tokens.
-            running.kv = self._cache.acquire(prompt[: len(prompt) - running.word_tokens], room)
-            running.kv.prompt_length = len(prompt)
+            running.kv = self._cache.acquire(prompt, room)
+            # The logits of these positions are needed: where they are not kept, the tokens before
+            # them are computed again.
+            missing = (n for n in running.looked_at if n not in running.kv.logits)
+            running.kv.cut(next(missing, len(prompt)))
             running.reused = running.kv.length
             self._reused += running.reused
-        start = running.kv.length
-        end = min(start + self._chunk, len(prompt))
-        if end < len(prompt):
-            end = min(end, len(prompt) - running.word_tokens - 1)
-        tokens = prompt[start:end]
-        complete = end == len(prompt)
-        logits = self._pass(running.kv, tokens, (running.word_tokens + 1) * complete)
-        running.computed += len(tokens)
-        self._computed += len(tokens)
-        if not complete:
+        kv, looked_at = running.kv, running.looked_at
+        tokens = prompt[kv.length : kv.length + self._chunk]
+        if tokens:
+            end = kv.length + len(tokens)
+            rows = self._pass(kv, tokens, sum(n < end for n in looked_at if n >= kv.length))
+            kv.logits.update(zip(range(end - len(rows), end), rows, strict=True))
+            running.computed += len(tokens)
+            self._computed += len(tokens)
+        if kv.length < len(prompt):
             return _event(running)
+        kv.logits = {n: kv.logits[n] for n in looked_at}  # only those: a row is large
+        logits = torch.stack([kv.logits[n] for n in looked_at])
         if running.job.unfinished:
             return self._cover(running, running.job.unfinished, logits)
         return self._produce(running, logits)
@@ -212,7 +220,7 @@ class TorchCpuEngine:
             same = common_prefix(tail, list(branch))
             if logits_of:  # the last one is computed again where it is there already
                 same = min(same, len(branch) - 1)
-            del kv.tokens[base + same :]
+            kv.cut(base + same)
             return self._pass(kv, branch[same:], logits_of) if branch[same:] else None
 
         def look_into(branch: tuple[int, ...]) -> Floats:

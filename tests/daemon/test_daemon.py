@@ -125,7 +125,7 @@ async def test_a_job_streams_its_text_and_ends(client: EngineClient) -> None:
     assert done.computed > 0
     again, done = await text_of(client, REQUEST.model_copy(update={"max_tokens": 12}))
     assert again == text
-    assert done.computed == 1
+    assert done.computed <= 3  # what may be computed again is the unfinished word
     assert done.reused > 1
 
 
@@ -255,7 +255,8 @@ async def test_a_cancelled_job_says_nothing_more_and_its_kv_stays(config: Daemon
     connection.send(REQUEST.model_copy(update={"id": 2, "max_tokens": 1}))
     chunk = await connection.receive()
     assert isinstance(chunk, Chunk)
-    assert (chunk.id, chunk.computed) == (2, 1)
+    assert chunk.id == 2
+    assert chunk.computed <= 3
     connection.close()
 
 
