@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -89,7 +90,8 @@ def _spawn(config: DaemonConfig, log_file: Path | None) -> subprocess.Popen[byte
             cwd=Path.home() if Path.home().is_dir() else None,
         )
     assert process.stdin is not None
-    with process.stdin as pipe:
+    # One that ended at once reads nothing; its status and log say why.
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(config.model_dump_json().encode())
     return process
 
