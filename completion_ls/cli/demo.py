@@ -85,15 +85,11 @@ async def _type(console: Console, session: Session, speed: float) -> None:
 
 
 def _picture(session: Session, cursor: int, request: Request | None) -> Group:
-    typed = session.editor.text
-    code = Syntax("", "python", theme="ansi_dark", background_color="default").highlight(typed)
-    code.rstrip()
-    if typed.endswith("\n"):
-        code.append("\n" * (len(typed) - len(typed.rstrip("\n"))))
-    code = code[:cursor] if len(code) > cursor else code
+    syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
+    code = syntax.highlight(session.editor.text)[:cursor]  # it ends with a line end of its own
+    code.append("▏", style="bold")
     if request:
         code.append(request.text, style="bright_black italic")
-    code.append("▏", style="bold")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows(summarize(session.keystrokes)):
         table.add_row(Text(name, style="dim"), value)
