@@ -51,6 +51,7 @@ class Editor:
     def __init__(self, uri: str, language: str, text: str) -> None:
         self.uri, self.language, self.text = uri, language, text
         self.messages: list[str] = []
+        self._gone = False
         self._version = 0
         self._ids = itertools.count(1)
         self._responses: dict[int, asyncio.Future[Any]] = {}
@@ -133,6 +134,8 @@ class Editor:
 
     async def call(self, method: str, params: object) -> Any:
         """Send a request and wait for its result. Raises EditorError."""
+        if self._gone:
+            raise EditorError("The language server has ended.")
         id = next(self._ids)
         self._responses[id] = asyncio.get_running_loop().create_future()
         self._write({"id": id, "method": method, "params": params})
@@ -159,6 +162,9 @@ class Editor:
                 length = int(header.split(b":")[1].split(b"\r\n")[0])
                 self._take(json.loads(await reader.readexactly(length)))
         except asyncio.IncompleteReadError:
+            pass
+        finally:
+            self._gone = True
             error = EditorError("The language server has ended.")
             for waiting in self._responses.values():
                 if not waiting.done():

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if options.profile:
+    if hasattr(options, "profile"):
         # Every part, the daemon too, reads the same sources; so this goes where they look.
         os.environ["COMPLETION_LS_PROFILE"] = options.profile
     if options.command is None and not _transport(options):
@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has seen enough (| head); nothing more can be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:  # a port in use, a folder that cannot be written, …
+        print(f"completion-ls: {error}", file=sys.stderr)
         return 1
 
 
@@ -111,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     # Some clients add it; the process id in `initialize` says the same.
     group.add_argument("--clientProcessId", type=int, help=argparse.SUPPRESS)
 
-    common = argparse.ArgumentParser(add_help=False)
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--profile", metavar="NAME", help="the profile of settings to use")
 
     parser = argparse.ArgumentParser(
@@ -123,8 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=list(parents))
 
-    command("serve", "The language server (as without a command).", transport)
-    command("demo", "A typed session in this terminal: ghost text and its figures.").add_argument(
+    command("serve", "The language server (as without a command).", transport, common)
+    command(
+        "demo", "A typed session in this terminal: ghost text and its figures.", common
+    ).add_argument(
         "--speed", type=float, default=1.0, metavar="N", help="type N times as fast (default 1)"
     )
     status = command("status", "What the engine daemons of this user are doing.")

@@ -53,7 +53,7 @@ class CompletionSettings(Section):
     """Sampling temperature; 0 always takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; has no effect at temperature 0."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seed of the sampling."""
     lines: Literal["auto", "single", "multi"] = "auto"
     """One line or several; `auto` offers several on an empty line and at the start of a block."""
@@ -64,7 +64,7 @@ class CompletionSettings(Section):
 class ServerSettings(Section):
     """How the language server behaves."""
 
-    completion_items: bool = False
+    completion_items: Annotated[bool, Field(strict=True)] = False
     """Also answer `textDocument/completion`, for editors without inline completion."""
     disabled_languages: list[str] = []
     """Language ids in which nothing is offered unless asked by hand."""

@@ -3,13 +3,13 @@
 1. the defaults in `settings`;
 2. a profile, `configs/NAME.toml`, named by `profile` in any later source (default: cpu);
 3. the user's file, `config.toml` in the configuration folder;
-4. environment variables, COMPLETION_LS_SECTION__KEY=value (and COMPLETION_LS_PROFILE=name);
-5. what the editor sends: `initializationOptions`, then `workspace/didChangeConfiguration`;
-6. options of the command line.
+4. environment variables, COMPLETION_LS_SECTION__KEY=value, and COMPLETION_LS_PROFILE=name, which is
+   what `--profile` sets;
+5. what the editor sends: `initializationOptions`, then `workspace/didChangeConfiguration`.
 
-A wrong key or value does not stop a server: it is left out, and a Problem says what is wrong, where,
-and what was perhaps meant. Reading the sources (`collect`) needs no pydantic, so that the answer to
-`initialize` need not wait for it; `resolve` checks them.
+A wrong key or value does not stop a server: it is left out (a weaker source's value counts then),
+and a Problem says what is wrong, where, and what was perhaps meant. Reading the sources (`collect`)
+needs no pydantic, so that the answer to `initialize` need not wait for it; `resolve` checks them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "cpu"
 ENVIRONMENT_PREFIX = "COMPLETION_LS_"
 PROFILE_KEY = "profile"
+FOLDERS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR")
+"""Variables with our prefix that are no settings (see `paths`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,12 @@ def profile_names() -> list[str]:
 
 
 def collect(
-    editor: Iterable[tuple[str, object]] = (), command_line: Mapping[str, Any] | None = None
+    editor: Iterable[tuple[str, object]] = (),
 ) -> tuple[list[Source], list[Problem]]:
     """Read every source, weakest first. `editor` holds (name, value) pairs as the client sent them."""
     problems: list[Problem] = []
-    later = [_user_file(problems), _environment(os.environ)]
+    later = [_user_file(problems), *_environment(os.environ, problems)]
     later += [_editor(name, value, problems) for name, value in editor]
-    later.append(Source("the command line", command_line or {}))
     named = DEFAULT_PROFILE, "the default"
     for source in later:
         profile = source.values.get(PROFILE_KEY)
@@ -98,16 +99,17 @@ def lookup(sources: Iterable[Source], section: str, key: str) -> Any:
 
 
 def resolve(
-    editor: Iterable[tuple[str, object]] = (), command_line: Mapping[str, Any] | None = None
+    editor: Iterable[tuple[str, object]] = (),
 ) -> tuple[Settings, list[Problem]]:
     """All sources merged and checked: the settings in force, and what was not taken."""
     from pydantic import ValidationError
 
     from completion_ls.config.settings import Settings
 
-    sources, problems = collect(editor, command_line)
-    merged: dict[str, dict[str, Any]] = {}
-    origin: dict[tuple[str, str], str] = {}
+    sources, problems = collect(editor)
+    given: dict[
+        tuple[str, str], list[tuple[str, Any]]
+    ] = {}  # by key: source and value, weakest first
     for source in sources:
         for section, values in source.values.items():
             if section == PROFILE_KEY:
@@ -122,24 +124,26 @@ def resolve(
             for key, value in values.items():
                 if key not in known:
                     problems.append(_unknown(f"{section}.{key}", source, known))
-                else:
-                    merged.setdefault(section, {})[key] = value
-                    origin[section, key] = source.name
+                elif value is not None:  # editors send null for what is not set
+                    given.setdefault((section, key), []).append((source.name, value))
     while True:
+        merged: dict[str, dict[str, Any]] = {}
+        for (section, key), values in given.items():
+            if values:
+                merged.setdefault(section, {})[key] = values[-1][1]
         try:
             return Settings.model_validate(merged), problems
         except ValidationError as error:
-            # Leave out what is wrong and check again: the default stands in for it.
-            for detail in error.errors():
-                section, key = str(detail["loc"][0]), str(detail["loc"][1])
-                if merged.get(section, {}).pop(key, None) is not None:
-                    text = f"{_sentence(detail['msg'])} It is {detail['input']!r}."
-                    problems.append(Problem(f"{section}.{key}", origin[section, key], text))
+            wrong = {(str(one["loc"][0]), str(one["loc"][1])): one for one in error.errors()}
+            for (section, key), detail in wrong.items():
+                name, value = given[section, key].pop()
+                text = f"{_sentence(detail['msg'])} It is {value!r}."
+                problems.append(Problem(f"{section}.{key}", name, text))
 
 
-def resolve_strict(command_line: Mapping[str, Any] | None = None) -> Settings:
+def resolve_strict() -> Settings:
     """The settings for a command; raises SettingsError where a server would go on without them."""
-    settings, problems = resolve(command_line=command_line)
+    settings, problems = resolve()
     if problems:
         raise SettingsError("\n".join(str(problem) for problem in problems))
     return settings
@@ -187,23 +191,26 @@ def _user_file(problems: list[Problem]) -> Source:
     return Source(str(file), _read_toml(file, problems))
 
 
-def _environment(environment: Mapping[str, str]) -> Source:
-    values: dict[str, Any] = {}
+def _environment(environment: Mapping[str, str], problems: list[Problem]) -> list[Source]:
+    found = []
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
-        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        section, separator, key = name.partition("__")
-        if name == PROFILE_KEY:
-            values[PROFILE_KEY] = text
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        section, separator, key = name.lower().partition("__")
+        if name.lower() == PROFILE_KEY:
+            found.append(Source(variable, {PROFILE_KEY: text}))
         elif separator:
             # Written as in TOML where it is TOML (numbers, booleans, lists), plain text otherwise.
             try:
                 value = tomllib.loads(f"value = {text}")["value"]
             except tomllib.TOMLDecodeError:
                 value = text
-            values.setdefault(section, {})[key] = value
-    return Source(f"the environment ({ENVIRONMENT_PREFIX}*)", values)
+            found.append(Source(variable, {section: {key: value}}))
+        elif name not in FOLDERS:
+            hint = "A setting is written COMPLETION_LS_SECTION__KEY, with two underscores between."
+            problems.append(Problem("", variable, f"there is no such variable. {hint}"))
+    return found
 
 
 def _editor(name: str, value: object, problems: list[Problem]) -> Source:

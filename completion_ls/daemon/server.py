@@ -39,6 +39,7 @@ from completion_ls.wire.messages import (
 
 log = logging.getLogger(__name__)
 
+LEAVING_S = 5.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
 
@@ -87,7 +88,8 @@ class Daemon:
         """Serve. Raises AlreadyRunning where another daemon has the endpoint, and OSError."""
         life = FileLock(self._endpoint.life_lock)
         try:
-            life.acquire(blocking=False)
+            # One that is leaving holds it for a moment longer.
+            life.acquire(timeout=LEAVING_S)
         except Timeout:
             raise AlreadyRunning(f"A daemon already serves {self._endpoint.name}.") from None
         self._loop = asyncio.get_running_loop()
@@ -107,9 +109,11 @@ class Daemon:
             self._endpoint.remove()
             server.close()
             self._worker.close()
+            for peer in self._peers.values():
+                peer.send(Error(code="stopping", text="The daemon is leaving."))
             await asyncio.gather(*(peer.hang_up() for peer in self._peers.values()))
             # Loading cannot be interrupted; the thread is a daemon thread and dies with us.
-            await asyncio.to_thread(self._worker.join, 2.0)
+            await asyncio.to_thread(self._worker.join, 1.0)
             life.release()
         log.info("left")
 

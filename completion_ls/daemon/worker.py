@@ -63,6 +63,22 @@ class TextJob:
     first_token_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submit:
+    """A job in the inbox. While the model loads, most are cancelled before their turn comes."""
+
+    worker: Worker
+    peer: Hashable
+    request: Complete
+    arrived: float
+
+    def __call__(self, loaded: Loaded) -> None:
+        self.worker._add(loaded, self.peer, self.request, self.arrived)
+
+    def is_named(self, peer: Hashable, id: int) -> bool:
+        return self.peer == peer and self.request.id == id
+
+
 class Worker(threading.Thread):
     """Runs until `close`. Every public method may be called from any thread."""
 
@@ -80,11 +96,17 @@ class Worker(threading.Thread):
 
     def submit(self, peer: Hashable, request: Complete) -> None:
         """Take a job; while the model loads it waits."""
-        arrived = time.perf_counter()
-        self._put(lambda loaded: self._add(loaded, peer, request, arrived))
+        self._put(_Submit(self, peer, request, time.perf_counter()))
 
     def cancel(self, peer: Hashable, id: int) -> None:
         """Drop one job of a peer."""
+        with self._wake:
+            for waiting in self._inbox:
+                if isinstance(waiting, _Submit) and waiting.is_named(peer, id):
+                    self._inbox.remove(waiting)
+                    self.statistics.jobs += 1
+                    self.statistics.cancelled += 1
+                    return
         self._put(lambda loaded: self._drop(loaded, peer, id))
 
     def cancel_all(self, peer: Hashable) -> None:
@@ -126,7 +148,9 @@ class Worker(threading.Thread):
                 if self._closing:
                     return
             while self._inbox:
-                self._inbox.popleft()(loaded)
+                with self._wake:
+                    action = self._inbox.popleft()
+                action(loaded)
             try:
                 events = loaded.engine.step()
             except JobFailed as failure:
@@ -148,6 +172,10 @@ class Worker(threading.Thread):
         self._send(None, Loading(text=text, fraction=min(1.0, max(0.0, fraction))))
 
     def _add(self, loaded: Loaded, peer: Hashable, request: Complete, arrived: float) -> None:
+        if (peer, request.id) in self._by_name:
+            again = f"The id {request.id} is that of a job that is still running."
+            self._send(peer, Error(code="job", text=again))
+            return
         self._last_id += 1
         id = self._last_id
         try:

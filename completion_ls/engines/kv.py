@@ -85,8 +85,8 @@ class KvCache:
 
     def acquire(self, prompt: Sequence[int], room: int) -> KvSequence:
         """A sequence for a job, marked in use: its tokens are a prefix of `prompt`, perhaps all of
-        it, and it holds `room` tokens without growing. An idle sequence is taken over where that loses little of it, otherwise the
-        common prefix is copied.
+        it, and it holds `room` tokens without growing. An idle sequence is taken over where that
+        loses little of it, otherwise the common prefix is copied.
         """
         wanted = list(prompt)
         capacity = -(-room // BLOCK) * BLOCK

@@ -196,7 +196,9 @@ class TorchCpuEngine:
         if tokens:
             end = kv.length + len(tokens)
             rows = self._pass(kv, tokens, sum(n < end for n in looked_at if n >= kv.length))
-            kv.logits.update(zip(range(end - len(rows), end), rows, strict=True))
+            # Cloned: a view would keep the rows of the whole pass.
+            kept = (row.clone() for row in rows)
+            kv.logits.update(zip(range(end - len(rows), end), kept, strict=True))
             running.computed += len(tokens)
             self._computed += len(tokens)
         if kv.length < len(prompt):

@@ -63,25 +63,28 @@ class Channel:
         self._sink = sink
         self._received: queue.SimpleQueue[bytes | Malformed | None] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._peeked: list[bytes | Malformed | None] = []
+        self._given_back: list[bytes | Malformed | None] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
         self._writer = threading.Thread(target=self._write, name="lsp-out", daemon=True)
         self._writer.start()
         threading.Thread(target=self._read, name="lsp-in", daemon=True).start()
 
-    def peek_blocking(self) -> bytes | Malformed | None:
-        """Wait for the first item, before there is an event loop; `receive` gives it again."""
-        self._peeked = [self._received.get()]
-        return self._peeked[0]
+    def receive_blocking(self) -> bytes | Malformed | None:
+        """The next item, before there is an event loop."""
+        return self._received.get()
+
+    def give_back(self, item: bytes | Malformed | None) -> None:
+        """Have `receive` give this item again."""
+        self._given_back.append(item)
 
     async def receive(self) -> bytes | Malformed | None:
         """The next item."""
         if self._arrived is None:
             self._arrived = asyncio.Event()
             self._loop = asyncio.get_running_loop()
-        if self._peeked:
-            return self._peeked.pop()
+        if self._given_back:
+            return self._given_back.pop()
         while True:
             try:
                 return self._received.get_nowait()

@@ -56,6 +56,9 @@ class Document(TextDocument):
     Positions go through `locate` and `position`; a Place that no longer exists is clamped.
     """
 
+    edits = 0
+    """How many changes there have been. (Versions are the client's, and need not change.)"""
+
     _held: list[str] | None = None
 
     @property
@@ -152,6 +155,7 @@ class Document(TextDocument):
     def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
         """Apply one incremental or full change. A range beyond the text is clamped, one that is the
         wrong way round is turned."""
+        self.edits += 1
         if isinstance(change, types.TextDocumentContentChangePartial):
             start = end = self.locate(change.range.start)
             if change.range.end != change.range.start:

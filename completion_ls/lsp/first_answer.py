@@ -8,7 +8,6 @@ then gets the same message, and its own answer (a test holds that it is the same
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from completion_ls import __version__
@@ -20,36 +19,30 @@ ENCODINGS = ("utf-8", "utf-16", "utf-32")
 EDITOR_SOURCE = "initializationOptions"
 
 
-@dataclass(frozen=True, slots=True)
-class FirstAnswer:
-    """What was done before pygls: the id of the `initialize` request that has its answer, if any."""
-
-    id: int | str | None
-
-
-def answer_initialize(channel: Channel) -> FirstAnswer:
-    """Wait for the first message. An `initialize` in good order is answered; all else is left to pygls."""
-    item = channel.peek_blocking()
+def answer_initialize(item: bytes | Malformed | None, channel: Channel) -> int | str | None:
+    """Answer the first message that was received, if it is an `initialize` in good order; all else
+    is left to pygls. Returns the id of the request that has its answer now."""
     if item is None or isinstance(item, Malformed):
-        return FirstAnswer(None)
+        return None
     try:
         message = json.loads(item)
         id, params = message["id"], message["params"]
         if message["jsonrpc"] != "2.0" or message["method"] != "initialize":
-            return FirstAnswer(None)
+            return None
         if not isinstance(id, int | str) or isinstance(id, bool):
-            return FirstAnswer(None)
+            return None
         result = {
             "capabilities": capabilities(
-                params.get("capabilities") or {},
+                params["capabilities"],
                 completion_items=wants_completion_items(params.get("initializationOptions")),
             ),
             "serverInfo": {"name": SERVER_NAME, "version": __version__},
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return FirstAnswer(None)
+        return None
     channel.send(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
-    return FirstAnswer(id)
+    found: int | str = id
+    return found
 
 
 def wants_completion_items(initialization_options: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from completion_ls.lsp import messages
 from completion_ls.lsp.channel import Channel, Malformed
-from completion_ls.lsp.first_answer import answer_initialize
+from completion_ls.lsp.first_answer import ENCODINGS
 
 if TYPE_CHECKING:
     from completion_ls.lsp.server import CompletionServer
@@ -95,6 +95,10 @@ class Protocol(LanguageServerProtocol):
             text = "The server is shutting down."
             self._refuse(id, types.ErrorCodes.InvalidRequest, text)
             return
+        if method is not None and self.get_message_type(method) is None:
+            raw.setdefault("params", None)  # an unknown message may have none
+        if method is None and not self._is_awaited(id):
+            return
         try:
             message = self.structure_message(raw)
         except (JsonRpcInvalidParams, JsonRpcInternalError) as error:
@@ -102,12 +106,25 @@ class Protocol(LanguageServerProtocol):
             cause = error.__cause__
             details = transform_error(cause) if isinstance(cause, Exception) else []
             text = f"The parameters of {method} are wrong: {'; '.join(details) or 'unreadable'}."
-            if is_request:
-                self._refuse(id, types.ErrorCodes.InvalidParams, text)
-            elif method is not None:
-                self._notices.show(text)
-            return
+            if method == "initialize" and self._answered is not None:
+                # It has its answer, so it must work: with what that answer was made from.
+                log.warning("%s", text)
+                message = self.structure_message({**raw, "params": _reduced(raw["params"])})
+            else:
+                if is_request:
+                    self._refuse(id, types.ErrorCodes.InvalidParams, text)
+                elif method is not None:
+                    self._notices.show(text)
+                return
         self.handle_message(message)
+        # pygls keeps the future of each notification, too.
+        for name in [name for name, future in self._request_futures.items() if future.done()]:
+            del self._request_futures[name]
+
+    def _is_awaited(self, id: Any) -> bool:
+        """Whether a response answers a request of ours (ids of the client's live in the same dict)."""
+        future = self._request_futures.get(id) if isinstance(id, int | str) else None
+        return isinstance(future, concurrent.futures.Future) and not future.done()
 
     def _refuse(self, id: Any, code: types.ErrorCodes, text: str) -> None:
         error = {"code": int(code), "message": text}
@@ -127,6 +144,14 @@ class Protocol(LanguageServerProtocol):
             self._channel.send(text.encode())
 
 
-async def first_answer(channel: Channel) -> int | str | None:
-    """`answer_initialize`, off the event loop."""
-    return (await asyncio.to_thread(answer_initialize, channel)).id
+def _reduced(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of `initialize` that cannot be wrong."""
+    general = params["capabilities"].get("general") or {}
+    encodings = general.get("positionEncodings")
+    known = [name for name in encodings or [] if name in ENCODINGS]
+    return {
+        "processId": None,
+        "rootUri": None,
+        "capabilities": {"general": {"positionEncodings": known}},
+        "initializationOptions": params.get("initializationOptions"),
+    }

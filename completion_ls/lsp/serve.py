@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
 from completion_ls.lsp.channel import Channel
-from completion_ls.lsp.first_answer import FirstAnswer, answer_initialize
+from completion_ls.lsp.first_answer import answer_initialize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +27,10 @@ def serve_stdio() -> int:
     channel = Channel(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     # Whatever a library prints must not get between the frames.
     os.dup2(2, 1)
-    first = answer_initialize(channel)
-    return asyncio.run(_serve(channel, first, watch_parent=True))
+    item = channel.receive_blocking()
+    answered = answer_initialize(item, channel)  # before the slow imports
+    channel.give_back(item)
+    return asyncio.run(_serve(channel, answered, watch_parent=True))
 
 
 def serve_tcp(host: str, port: int) -> int:
@@ -50,6 +53,8 @@ def serve_pipe(path: Path) -> int:
     except FileNotFoundError:
         pass
     except ConnectionRefusedError:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(f"{path} is there and is no pipe; name another one.") from None
         path.unlink()  # left behind
     else:
         return asyncio.run(_serve_connected(connection))
@@ -78,7 +83,12 @@ async def _listen(listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     editors: set[asyncio.Task[int]] = set()
     while True:
-        connection, _ = await loop.sock_accept(listener)
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except OSError as error:  # out of file descriptors, perhaps only for a moment
+            log.error("an editor cannot connect: %s", error)
+            await asyncio.sleep(1)
+            continue
         task = asyncio.create_task(_serve_connected(connection))
         editors.add(task)
         task.add_done_callback(editors.discard)
@@ -90,15 +100,17 @@ async def _serve_connected(connection: socket.socket) -> int:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel = Channel(connection.makefile("rb"), connection.makefile("wb"))
     try:
-        first = await asyncio.to_thread(answer_initialize, channel)
-        return await _serve(channel, first, watch_parent=False)
+        item = await channel.receive()
+        answered = answer_initialize(item, channel)
+        channel.give_back(item)
+        return await _serve(channel, answered, watch_parent=False)
     finally:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
 
 
-async def _serve(channel: Channel, first: FirstAnswer, *, watch_parent: bool) -> int:
+async def _serve(channel: Channel, answered: int | str | None, *, watch_parent: bool) -> int:
     from completion_ls.lsp.server import create_server
 
     # pygls logs whole messages, and so the user's code.
@@ -106,7 +118,7 @@ async def _serve(channel: Channel, first: FirstAnswer, *, watch_parent: bool) ->
     server = create_server()
     watch = asyncio.create_task(_watch_parent(server)) if watch_parent else None
     try:
-        return await server.protocol.run(channel, first.id)
+        return await server.protocol.run(channel, answered)
     finally:
         if watch:
             watch.cancel()

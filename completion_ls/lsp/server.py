@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from completion_ls import __version__
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
 CHARACTERS_PER_TOKEN = 8
+CLOSERS = ")]}>\"'`"
 
 
 class CompletionServer(LanguageServer):
@@ -53,7 +54,7 @@ class CompletionServer(LanguageServer):
         self.loading = LoadingProgress(self)
         self.settings = Settings()
         self.suggester: Suggester | None = None
-        self._editor_settings: dict[str, object] = {}
+        self.editor_settings: dict[str, object] = {}
         self._running: dict[tuple[str, str], asyncio.Task[object]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,24 +67,27 @@ class CompletionServer(LanguageServer):
             params.workspace_folders or [],
             workspace.position_encoding,
         )
-        self._editor_settings[EDITOR_SOURCE] = params.initialization_options
+        self.editor_settings[EDITOR_SOURCE] = params.initialization_options
 
     def configure(self) -> None:
         """Read all settings again, and attach to another daemon where they ask for one."""
-        self.settings, problems = resolve(list(self._editor_settings.items()))
+        before = self.settings
+        self.settings, problems = resolve(list(self.editor_settings.items()))
         for problem in problems:
             self.notices.show(str(problem), types.MessageType.Error)
         logging.getLogger("completion_ls").setLevel(self.settings.server.log_level.upper())
-        config = DaemonConfig.of(self.settings)
         if self.suggester is None:
-            self.suggester = Suggester(self._new_engine(config), self.settings)
-        else:
+            engine = self._new_engine(DaemonConfig.of(self.settings))
+            self.suggester = Suggester(engine, self.settings)
+            engine.warm_up()
+        elif self.settings != before:
             self.suggester.settings = self.settings
-            self.suggester.end_all()
-            if self.suggester.engine.config != config:
-                self.run_task(self.suggester.engine.close())
+            old, config = self.suggester.engine, DaemonConfig.of(self.settings)
+            if not old.config.shares_daemon_with(config):
                 self.suggester.engine = self._new_engine(config)
-        self.suggester.engine.warm_up()
+                self.suggester.engine.warm_up()
+                self.run_task(old.close())
+            self.suggester.end_all()  # what waits begins again, with the new settings
 
     def configured(self) -> Suggester:
         """The suggester; made now for a client that never sends `initialized`."""
@@ -96,7 +100,16 @@ class CompletionServer(LanguageServer):
         """Run a coroutine beside the messages, and keep it from being collected."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("a task failed: %r", error)
+
+    def report_server_error(self, error: Exception, source: object) -> None:
+        """Where pygls would show each error in a window of its own, ours goes to the log."""
+        log.warning("%s", error)
 
     async def close(self) -> None:
         """Hang up on the daemon."""
@@ -122,6 +135,11 @@ class CompletionServer(LanguageServer):
         self.notices.show(f"The editor asked about a document that it has not opened: {_name(uri)}")
         return None
 
+    def is_current(self, document: Document, edits: int) -> bool:
+        """Whether a document is still open and as it was after so many edits."""
+        now = self.workspace.text_documents.get(unquote(document.uri))
+        return now is document and document.edits == edits
+
     def situation(
         self,
         document: Document,
@@ -137,13 +155,14 @@ class CompletionServer(LanguageServer):
         before = clean(document.before(start, limit)) + head
         lines = head.split("\n")
         return Situation(
-            uri=unquote(document.uri),
+            uri=_key(document.uri),
             line=start.line + len(lines) - 1,
             column=len(lines[-1]) + (start.column if len(lines) == 1 else 0),
             before=before[-limit:],
             after=clean(document.after(end, limit)),
             limit=limit,
             context=clean(self._cells_above(document.uri, limit)),
+            head=head,
             language=document.language_id or "",
             manual=manual,
         )
@@ -202,12 +221,24 @@ def create_server() -> CompletionServer:
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     def changed(params: types.DidChangeTextDocumentParams) -> None:
-        follow_change(server, params)
+        follow_change(server, params.text_document.uri, params.content_changes)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     def closed(params: types.DidCloseTextDocumentParams) -> None:
-        if server.suggester:
-            server.suggester.end(unquote(params.text_document.uri))
+        forget(server, params.text_document.uri)
+
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
+    def notebook_changed(params: types.DidChangeNotebookDocumentParams) -> None:
+        cells = params.change.cells
+        for change in (cells and cells.text_content) or []:
+            follow_change(server, change.document.uri, change.changes)
+        for closed_cell in (cells and cells.structure and cells.structure.did_close) or []:
+            forget(server, closed_cell.uri)
+
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
+    def notebook_closed(params: types.DidCloseNotebookDocumentParams) -> None:
+        for cell in params.cell_text_documents:
+            forget(server, cell.uri)
 
     @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
     async def inline_completion(
@@ -236,30 +267,37 @@ async def change_configuration(
     settings = params.settings
     workspace = server.client_capabilities.workspace
     if not settings and workspace and workspace.configuration:
-        answer = await server.workspace_configuration_async(
-            types.ConfigurationParams([types.ConfigurationItem(section=CONFIGURATION_SECTION)])
-        )
+        asked = types.ConfigurationParams([types.ConfigurationItem(section=CONFIGURATION_SECTION)])
+        try:
+            answer = await server.workspace_configuration_async(asked)
+        except JsonRpcException as error:
+            log.warning("the editor does not tell its settings: %s", error)
+            return
         settings = answer[0] if answer else None
-    server._editor_settings[CONFIGURATION_SOURCE] = settings
+    server.editor_settings[CONFIGURATION_SOURCE] = settings
     server.configure()
 
 
-def follow_change(server: CompletionServer, params: types.DidChangeTextDocumentParams) -> None:
-    """End a suggestion that a change disagrees with; the cursor is taken to be behind the change."""
-    document = server.workspace.text_documents.get(unquote(params.text_document.uri))
-    if server.suggester is None or not isinstance(document, Document) or not params.content_changes:
+def follow_change(
+    server: CompletionServer,
+    uri: str,
+    changes: Sequence[types.TextDocumentContentChangeEvent],
+) -> None:
+    """End a suggestion that a change disagrees with. The cursor is taken to be behind the change, or
+    before closers at its end: editors insert "()" at once and stay between the two."""
+    document = server.workspace.text_documents.get(unquote(uri))
+    if server.suggester is None or not isinstance(document, Document) or not changes:
         return
-    change = params.content_changes[-1]
-    if len(params.content_changes) > 1 or not isinstance(
-        change, types.TextDocumentContentChangePartial
-    ):
-        server.suggester.end(unquote(document.uri))
+    change = changes[-1]
+    if len(changes) > 1 or not isinstance(change, types.TextDocumentContentChangePartial):
+        server.suggester.forget(_key(uri))
         return
     start = document.locate(change.range.start)
     lines = re.split("\r\n|\r|\n", change.text)
     column = len(lines[-1]) + (start.column if len(lines) == 1 else 0)
-    cursor = Place(start.line + len(lines) - 1, column)
-    server.suggester.changed(server.situation(document, cursor, cursor))
+    closers = len(lines[-1]) - len(lines[-1].rstrip(CLOSERS))
+    places = [Place(start.line + len(lines) - 1, column - back) for back in range(closers + 1)]
+    server.suggester.changed([server.situation(document, place, place) for place in places])
 
 
 async def inline_items(
@@ -282,7 +320,7 @@ async def inline_items(
         start, end = document.locate(chosen.range.start), document.locate(chosen.range.end)
     head = clean(chosen.text) if chosen else ""
     situation = server.situation(document, start, end, head=head, manual=manual)
-    version = document.version
+    seen = document.edits
 
     def item(shown: Shown) -> types.InlineCompletionItem:
         last = Place(end.line, end.column + shown.replace_after)
@@ -292,11 +330,11 @@ async def inline_items(
         )
 
     def grown(shown: Shown) -> None:
-        if document.version == version:
+        if server.is_current(document, seen):
             partial(item(shown))
 
     shown = await ask(server, situation, grown)
-    if document.version != version:
+    if not server.is_current(document, seen):
         raise JsonRpcContentModified("The document changed while the suggestion was computed.")
     return [item(shown)] if shown else []
 
@@ -330,9 +368,9 @@ async def completion_items(
     document = server.document(params.text_document.uri)
     if document is None or not server.settings.server.completion_items:
         return None
-    place, version = document.locate(params.position), document.version
+    place, seen = document.locate(params.position), document.edits
     shown = await ask(server, server.situation(document, place, place))
-    if document.version != version:
+    if not server.is_current(document, seen):
         raise JsonRpcContentModified("The document changed while the suggestion was computed.")
     if shown is None:
         return types.CompletionList(is_incomplete=True, items=[])
@@ -368,6 +406,16 @@ async def ask(
     except EngineFailed as failure:
         server.notices.show(str(failure), types.MessageType.Error)
         return None
+
+
+def forget(server: CompletionServer, uri: str) -> None:
+    """A document was closed."""
+    if server.suggester:
+        server.suggester.forget(_key(uri))
+
+
+def _key(uri: str) -> str:
+    return clean(unquote(uri))
 
 
 def _name(uri: str) -> str:

@@ -8,13 +8,16 @@ backspace and edits elsewhere end it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from completion_ls.config.settings import Settings
 from completion_ls.lsp import rules
 from completion_ls.wire.client import Answer, EngineClient, EngineFailed
 from completion_ls.wire.messages import Complete
+
+log = logging.getLogger(__name__)
 
 CLOSER_OF = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", "<": ">"}
 
@@ -24,7 +27,8 @@ class Situation:
     """The text around a cursor, as the engine and the rules see it: LF line ends, code points.
 
     `before` and `after` are windows of at most `limit` characters each; `context` stands before
-    the document (notebook cells above).
+    the document (notebook cells above). `head` is the end of `before` that is not in the document:
+    an item that is selected in the completion menu.
     """
 
     uri: str
@@ -34,6 +38,7 @@ class Situation:
     after: str
     limit: int
     context: str = ""
+    head: str = ""
     language: str = ""
     manual: bool = False
 
@@ -69,15 +74,19 @@ class Suggestion:
     """One generation and what it was asked for."""
 
     start: Situation
+    engine: EngineClient
     mode: rules.Mode
     max_lines: int
     raw: str = ""
     finished: bool = False
     failure: EngineFailed | None = None
+    ended: bool = False
+    """It was given up before it was complete."""
     waiters: int = 0
     typed_length: int = 0
-    typed_along: bool = False
-    """The last change of the document agreed with it, so a cancelled request does not stop it."""
+    cursor: Situation | None = None
+    """Where a change that agreed has left the cursor: a request that is cancelled after it does not
+    stop the generation, but text that comes to disagree with it does."""
     pump: asyncio.Task[None] | None = None
     _offer: tuple[int, bool, rules.Offer | None] | None = None
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
@@ -133,10 +142,16 @@ class Suggestion:
         closers = _added_closers(start.after, now.after, now.limit, typed)
         return None if closers is None else Typed(typed, closers)
 
-    def agrees(self, now: Situation) -> bool:
-        """Whether `now` is reached by typing along: what was typed is a part of the suggestion."""
+    def goes_on(self, now: Situation) -> bool:
+        """Whether `now` is reached by typing along from where it was asked for last. (Backspace is
+        not: it says that the suggestion is not wanted.)"""
         typed = self.typed_at(now)
-        if typed is None or len(typed.text) < self.typed_length:
+        return typed is not None and len(typed.text) >= self.typed_length and self.agrees(now)
+
+    def agrees(self, now: Situation) -> bool:
+        """Whether what was typed up to `now` is a part of the suggestion, as far as it is there."""
+        typed = self.typed_at(now)
+        if typed is None:
             return False
         offer = self.offer()
         text = offer.text if offer else ""
@@ -163,6 +178,7 @@ class Suggester:
         self.engine = engine
         self.settings = settings
         self._live: dict[str, Suggestion] = {}
+        self._newest: dict[str, object] = {}
 
     async def suggest(
         self, now: Situation, partial: Callable[[Shown], None] | None = None
@@ -171,64 +187,80 @@ class Suggester:
 
         Raises EngineFailed. Cancelling the caller stops the engine, unless somebody typed along.
         """
+        request = self._newest[now.uri] = object()
         suggestion = self._live.get(now.uri)
-        if suggestion and suggestion.agrees(now):
-            self.engine.answered_without_pass()
-        else:
+        computes = suggestion is None or not suggestion.goes_on(now)
+        if suggestion is None or computes:
             suggestion = self._begin(now)
         while not await self._follow(suggestion, now, partial):
+            # Only for the newest request: the place of an older one is no longer there.
+            if self._newest.get(now.uri) is not request:
+                return None
+            computes = True
             suggestion = self._begin(now)
+        if not computes:
+            suggestion.engine.answered_without_pass()
         return suggestion.shown_at(now)
 
     async def _follow(
         self, suggestion: Suggestion, now: Situation, partial: Callable[[Shown], None] | None
     ) -> bool:
-        """Wait for a suggestion's end. False as soon as it turns out to disagree with what was typed."""
+        """Wait for a suggestion's end. False when it was given up, or as soon as it turns out to
+        disagree with what was typed."""
         typed = suggestion.typed_at(now)
         assert typed is not None
         suggestion.waiters += 1
-        suggestion.typed_along = False
+        suggestion.cursor = None
         suggestion.typed_length = len(typed.text)
         last: Shown | None = None
         try:
-            while not suggestion.finished:
+            while True:
+                if suggestion.failure:
+                    raise suggestion.failure
+                if suggestion.ended or not suggestion.agrees(now):
+                    return False
+                if suggestion.finished:
+                    return True
                 shown = suggestion.shown_at(now)
                 if partial and shown and shown != last:
                     partial(shown)
                     last = shown
                 await suggestion.progress()
-                if suggestion.failure:
-                    raise suggestion.failure
-                if not suggestion.agrees(now):
-                    return False
-            return True
         finally:
             self._leave(suggestion)
 
-    def changed(self, now: Situation) -> None:
-        """The document changed and the cursor is probably at `now`: end what disagrees with that."""
-        suggestion = self._live.get(now.uri)
-        if suggestion is None:
-            return
-        suggestion.typed_along = suggestion.agrees(now)
-        if not suggestion.typed_along:
-            self.end(now.uri)
+    def changed(self, cursors: Sequence[Situation]) -> None:
+        """The document changed, and the cursor is probably at one of these places: end what agrees
+        with none of them."""
+        suggestion = self._live.get(cursors[0].uri)
+        if suggestion is None or suggestion.start.head:
+            return  # with an item selected, only the next request knows what was typed
+        agreeing = (cursor for cursor in cursors if suggestion.goes_on(cursor))
+        suggestion.cursor = next(agreeing, None)
+        if suggestion.cursor is None:
+            self.forget(suggestion.start.uri)
+
+    def forget(self, uri: str) -> None:
+        """The document is no longer what was asked about: end its suggestion for good."""
+        self._newest.pop(uri, None)
+        self.end(uri)
 
     def end(self, uri: str) -> None:
-        """Forget a document's suggestion and stop its generation. Requests that wait for it get
-        what it has."""
+        """Stop a document's generation; a request that waits for it begins again."""
         suggestion = self._live.pop(uri, None)
-        if suggestion and suggestion.pump:
+        if suggestion and suggestion.pump and not suggestion.finished:
+            suggestion.ended = True
             suggestion.pump.cancel()
+            suggestion.notify()
 
     def end_all(self) -> None:
-        """Forget everything."""
+        """Stop everything."""
         for uri in list(self._live):
             self.end(uri)
 
     def _leave(self, suggestion: Suggestion) -> None:
         suggestion.waiters -= 1
-        if suggestion.waiters or suggestion.finished or suggestion.typed_along:
+        if suggestion.waiters or suggestion.finished or suggestion.cursor:
             return
         if self._live.get(suggestion.start.uri) is suggestion:
             self.end(suggestion.start.uri)
@@ -237,14 +269,39 @@ class Suggester:
         self.end(now.uri)
         wanted = self.settings.completion
         mode = rules.choose_mode(now.before_line, now.after_line, wanted.lines)
-        suggestion = Suggestion(replace(now), mode, wanted.max_lines)
+        suggestion = Suggestion(now, self.engine, mode, wanted.max_lines)
         self._live[now.uri] = suggestion
         suggestion.pump = asyncio.create_task(self._generate(suggestion))
         return suggestion
 
     async def _generate(self, suggestion: Suggestion) -> None:
+        engine = suggestion.engine
+        answer: Answer | None = None
+        try:
+            answer = await engine.complete(self._request(suggestion))
+            async for chunk in answer:
+                suggestion.add(chunk.text)
+                if suggestion.finished:
+                    break
+                if suggestion.cursor and not suggestion.agrees(suggestion.cursor):
+                    self.forget(suggestion.start.uri)
+                    break
+        except EngineFailed as failure:
+            suggestion.failure = failure
+        except Exception as error:  # whoever waits must hear of it
+            log.exception("a completion failed")
+            suggestion.failure = EngineFailed(f"The completion failed: {error}")
+        finally:
+            if answer:
+                engine.cancel(answer)
+            if suggestion.failure and self._live.get(suggestion.start.uri) is suggestion:
+                del self._live[suggestion.start.uri]
+            suggestion.finished = not suggestion.ended
+            suggestion.notify()
+
+    def _request(self, suggestion: Suggestion) -> Complete:
         start, wanted = suggestion.start, self.settings.completion
-        request = Complete(
+        return Complete(
             id=0,
             document=start.uri,
             prefix=start.before,
@@ -259,22 +316,6 @@ class Suggester:
             seed=wanted.seed,
             stop_at_line=suggestion.mode is rules.Mode.LINE,
         )
-        answer: Answer | None = None
-        try:
-            answer = await self.engine.complete(request)
-            async for chunk in answer:
-                suggestion.add(chunk.text)
-                if suggestion.finished:
-                    break
-        except EngineFailed as failure:
-            suggestion.failure = failure
-            if self._live.get(start.uri) is suggestion:
-                del self._live[start.uri]
-        finally:
-            if answer:
-                self.engine.cancel(answer)
-            suggestion.finished = True
-            suggestion.notify()
 
 
 def _between(start: Situation, now: Situation) -> str | None:

@@ -22,6 +22,7 @@ from completion_ls.prompt.window import context_after, window_after, window_befo
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
 LONGEST_WORD = 64
+MOST_WORD_TOKENS = 8
 PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
 
 
@@ -91,6 +92,8 @@ class PromptBuilder:
         if not ids or not word or len(word) > LONGEST_WORD:
             return Prompt(tuple(head + self._encode(text or "\n")), None)
         trunk = self._trunk(word)
+        if len(trunk) > MOST_WORD_TOKENS:  # a sentence without blanks: the logits would fill memory
+            return Prompt(tuple(head + self._encode(text)), None)
         return Prompt((*ids, *trunk), Unfinished(word.encode(), len(trunk)))
 
     def _last_word(self, text: str) -> str:

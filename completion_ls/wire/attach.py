@@ -59,7 +59,7 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
         log.info("starting the engine daemon %s", endpoint.name)
     log_file = daemon_log(endpoint)
     start_of_log = log_file.stat().st_size if log_file else 0
-    process = _spawn(config, log_file)
+    process = _spawn(config, endpoint.folder, log_file)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while True:
         ended = process.poll()
@@ -79,15 +79,18 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
         await asyncio.sleep(POLL_S)
 
 
-def _spawn(config: DaemonConfig, log_file: Path | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    config: DaemonConfig, endpoint_folder: Path, log_file: Path | None
+) -> subprocess.Popen[bytes]:
     with (log_file or Path(os.devnull)).open("ab") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "completion_ls", "daemon", "run", "--config", "-"],
+            # -P: a random.py in the folder where we run is not the library's.
+            [sys.executable, "-P", "-m", "completion_ls", "daemon", "run", "--config", "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=stream,
             start_new_session=True,  # it outlives the editor window that started it
-            cwd=Path.home() if Path.home().is_dir() else None,
+            cwd=endpoint_folder,
         )
     assert process.stdin is not None
     # One that ended at once reads nothing; its status and log say why.

@@ -85,6 +85,8 @@ class EngineClient:
         self._connection: Connection | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
+        self._load_error = ""
+        self._served = self._stopped = False
         self._backoff = FIRST_BACKOFF_S
         self._not_before = 0.0
         self._trouble = ""
@@ -99,8 +101,8 @@ class EngineClient:
         """Send a job (its `id` is set here). Raises EngineFailed where there is no daemon for it."""
         await self._attached()
         answer = Answer(next(self._ids))
-        self._answers[answer.id] = answer
         self._send(request.model_copy(update={"id": answer.id}))
+        self._answers[answer.id] = answer
         return answer
 
     def cancel(self, answer: Answer) -> None:
@@ -169,43 +171,57 @@ class EngineClient:
             self._attaching = None
 
     async def _receive(self, connection: Connection) -> None:
-        load_error = ""
+        self._load_error, self._served, self._stopped = "", False, False
+        try:
+            await self._listen(connection)
+        finally:
+            connection.close()
+            self._connection, self.ready = None, None
+            self._lost()
+
+    async def _listen(self, connection: Connection) -> None:
         while message := await connection.receive():
             match message:
                 case Chunk(id=id):
                     if answer := self._answers.get(id):
                         answer.chunks.put_nowait(message)
                 case Done(id=id):
+                    self._backoff = FIRST_BACKOFF_S
+                    self._served = True
                     if answer := self._answers.pop(id, None):
                         answer.chunks.put_nowait(message)
                 case Error(id=int(id)):
                     if answer := self._answers.pop(id, None):
                         answer.chunks.put_nowait(EngineFailed(message.text))
                 case Error(code="load"):
-                    load_error = message.text
+                    self._load_error = message.text
+                case Error(code="stopping"):
+                    self._stopped = True
                 case Error():
                     log.warning("the engine daemon answered: %s", message.text)
                 case Loading():
                     self._watch.loading(message.text, message.fraction)
                 case Ready():
                     self.ready = message
-                    self._backoff = FIRST_BACKOFF_S
                     self._watch.ready(message)
                 case Status():
                     for waiting in self._waiting_for_status:
                         if not waiting.done():
                             waiting.set_result(message)
                     self._waiting_for_status.clear()
-        connection.close()
-        self._connection = None
-        was_ready, self.ready = self.ready, None
+
+    def _lost(self) -> None:
+        """The daemon has gone: say so, unless that was meant, and bring it back if it had worked."""
         if self._closed:
             self._fail_all("The engine daemon has left.")
-            return
-        self._failed(load_error or "The engine daemon stopped; it is started again when needed.")
-        if was_ready and not load_error:
-            self._not_before = 0.0  # it worked a moment ago, so bring it back at once
-            self.warm_up()
+        elif self._stopped and not self._load_error:
+            # Somebody stopped it, or nobody had used it: the next request starts another.
+            self._fail_all("The engine daemon was stopped; the next request starts it again.")
+        else:
+            self._failed(self._load_error or "The engine daemon stopped; it is started again.")
+            if self._served and not self._load_error:
+                self._not_before = 0.0
+                self.warm_up()
 
     def _failed(self, text: str) -> None:
         self._trouble = text

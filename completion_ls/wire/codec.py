@@ -34,8 +34,12 @@ class MessageError(Exception):
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message. Raises MessageError where it is larger than MAX_FRAME."""
-    body: bytes = msgpack.Packer().pack(message.model_dump())
+    """The frame of a message. Raises MessageError where it has none: larger than MAX_FRAME, a
+    number beyond 64 bits, half a surrogate pair."""
+    try:
+        body: bytes = msgpack.Packer().pack(message.model_dump())
+    except (ValueError, OverflowError) as error:
+        raise MessageError(f"The message cannot be sent: {error}.") from error
     if len(body) > MAX_FRAME:
         raise MessageError(f"The message has {len(body)} bytes; a frame may have {MAX_FRAME}.")
     return HEADER.pack(len(body)) + body
@@ -67,7 +71,7 @@ def decode(body: bytes, messages: TypeAdapter[M]) -> M:
         raise MessageError(
             f"Message of type {str(value.get('type'))[:40]!r}: {where} {first['msg']}.",
             unknown_type=first["type"].startswith("union_tag"),
-            id=id if isinstance(id, int) else None,
+            id=id if isinstance(id, int) and not isinstance(id, bool) else None,
         ) from error
 
 

@@ -52,6 +52,9 @@ class Connection:
         except (OSError, TimeoutError, codec.FrameError, codec.MessageError) as error:
             writer.close()
             raise NoDaemon from error
+        except BaseException:  # cancelled: the daemon must not count a front that nobody reads
+            writer.close()
+            raise
         if isinstance(answer, Welcome):
             return cls(reader, writer, answer)
         writer.close()

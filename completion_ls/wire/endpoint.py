@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,13 +35,29 @@ class DaemonConfig(BaseModel):
 
     @classmethod
     def of(cls, settings: Settings) -> DaemonConfig:
-        """The part of the settings that a daemon needs."""
+        """The part of the settings that a daemon needs. A relative path to a model is made absolute,
+        since the daemon runs elsewhere and "models/x" is another model in another project."""
+        model = settings.model
+        if "/" in model.name or model.name.endswith(".gguf"):
+            with contextlib.suppress(RuntimeError):  # "~" without a home
+                absolute = str(Path(model.name).expanduser().absolute())
+                model = model.model_copy(update={"name": absolute})
         return cls(
-            model=settings.model,
+            model=model,
             engine=settings.engine,
             daemon=settings.daemon,
             log_level=settings.server.log_level,
         )
+
+    @property
+    def identity(self) -> str:
+        """Equal for settings that share a daemon: the rest are the first front's choice."""
+        same = [__version__, PROTOCOL, self.model.model_dump(), self.engine.model_dump()]
+        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
+
+    def shares_daemon_with(self, other: DaemonConfig) -> bool:
+        """Whether one daemon serves both."""
+        return self.identity == other.identity
 
 
 class TcpAddress(BaseModel):
@@ -60,9 +77,7 @@ class Endpoint:
     @classmethod
     def of(cls, config: DaemonConfig) -> Endpoint:
         """The endpoint of these settings. Raises PermissionError where the folder is not private."""
-        same = [__version__, PROTOCOL, config.model.model_dump(), config.engine.model_dump()]
-        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-        return cls(paths.runtime_dir(), f"engine-{digest[:12]}")
+        return cls(paths.runtime_dir(), f"engine-{config.identity}")
 
     @classmethod
     def all(cls) -> list[Endpoint]:

@@ -41,8 +41,6 @@ def test_each_source_wins_over_the_one_before(
     assert seed() == 3
     editor.append(("didChangeConfiguration", {"completion-ls": {"completion": {"seed": 4}}}))
     assert seed() == 4
-    settings, _ = sources.resolve(editor, {"completion": {"seed": 5}})
-    assert settings.completion.seed == 5
 
 
 @pytest.mark.parametrize(
@@ -113,11 +111,38 @@ def test_environment_values_are_toml_or_text(
     assert settings.model.name == "/models/my model"
 
 
-def test_every_shipped_profile_is_valid(user_file: Path) -> None:
+def test_every_shipped_profile_is_valid(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"cpu", "nvidia-24gb"} <= set(sources.profile_names())
     for name in sources.profile_names():
-        _, problems = sources.resolve(command_line={"profile": name})
+        monkeypatch.setenv("COMPLETION_LS_PROFILE", name)
+        _, problems = sources.resolve()
         assert problems == []
+
+
+def test_null_from_the_editor_is_not_set(user_file: Path) -> None:
+    user_file.write_text('[completion]\nlines = "single"\n')
+    settings, problems = sources.resolve(
+        [("initializationOptions", {"completion": {"lines": None}})]
+    )
+    assert (settings.completion.lines, problems) == ("single", [])
+
+
+def test_a_wrong_value_leaves_the_right_one_of_a_weaker_source(user_file: Path) -> None:
+    user_file.write_text("[completion]\nmax_tokens = 32\n")
+    settings, problems = sources.resolve(
+        [("initializationOptions", {"completion": {"max_tokens": "x"}})]
+    )
+    assert settings.completion.max_tokens == 32
+    assert [problem.source for problem in problems] == ["initializationOptions"]
+
+
+def test_a_variable_that_is_no_setting_is_named(
+    user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_COMPLETION_LINES", "single")
+    _, problems = sources.resolve()
+    assert "COMPLETION_LS_COMPLETION_LINES" in str(problems[0])
+    assert "two underscores" in str(problems[0])
 
 
 def test_commands_stop_at_wrong_settings(user_file: Path) -> None:

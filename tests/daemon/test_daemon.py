@@ -20,7 +20,7 @@ import pytest
 from completion_ls.config.settings import Settings
 from completion_ls.wire import codec
 from completion_ls.wire.attach import StartFailed, attach
-from completion_ls.wire.client import EngineClient, EngineFailed
+from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
 from completion_ls.wire.connection import Connection, NoDaemon
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.messages import (
@@ -223,6 +223,52 @@ async def test_a_killed_daemon_is_replaced(config: DaemonConfig, client: EngineC
     _, done = await text_of(client, REQUEST)
     assert done.generated > 0
     assert (await client.status()).figures["pid"] != pid
+
+
+async def test_a_front_that_comes_while_the_daemon_leaves_gets_another(
+    config: DaemonConfig,
+) -> None:
+    connection = await attach(config)  # it is loading, which takes a while to end
+    connection.send(Stop())
+    while await connection.receive():
+        pass
+    client = EngineClient(config)
+    _, done = await text_of(client, REQUEST)
+    assert done.generated > 0
+    assert (await client.status()).figures["pid"] != connection.welcome.pid
+    await client.close()
+
+
+async def test_a_stopped_daemon_is_not_started_again_by_itself(config: DaemonConfig) -> None:
+    said: list[str] = []
+    client = EngineClient(config, Watcher(failed=said.append))
+    await text_of(client, REQUEST)
+    connection = await attach(config)
+    connection.send(Stop())
+    while await connection.receive():
+        pass
+    await until(lambda: client.ready is None)
+    await asyncio.sleep(0.2)
+    with pytest.raises(NoDaemon):
+        await Connection.open(Endpoint.of(config))
+    assert said == []
+    await text_of(client, REQUEST)  # but by the next request
+    await client.close()
+
+
+async def test_an_id_that_is_in_use_is_refused_and_the_first_job_goes_on(
+    config: DaemonConfig,
+) -> None:
+    connection = await running(config)
+    for _ in range(2):
+        connection.send(REQUEST.model_copy(update={"max_tokens": 300}))
+    seen: list[Message] = []
+    while not isinstance(message := await connection.receive(), Done):
+        assert message
+        seen.append(message)
+    errors = [message for message in seen if isinstance(message, Error)]
+    assert [error.code for error in errors] == ["job"]
+    connection.close()
 
 
 async def test_a_second_daemon_for_the_same_settings_leaves(config: DaemonConfig) -> None:

@@ -160,6 +160,57 @@ async def test_typing_along_does_not_stop_a_running_generation(editor: Window) -
     assert after["jobs"] == before["jobs"] + 1
 
 
+async def test_a_pair_that_the_editor_closes_is_typed_along(editor: Window) -> None:
+    uri = "file:///pair.py"
+    editor.open(uri, "files = os.listdir")
+    [item] = await editor.inline(uri, 0, 18)
+    text = str(item.insert_text)
+    assert text[0] == "("
+    assert ")" in text
+    jobs = (await quiet_of(editor))["jobs"]
+    editor.insert(uri, 0, 18, "()", version=2)  # one change, and the cursor stays inside
+    [item] = await editor.inline(uri, 0, 19)
+    assert (await quiet_of(editor))["jobs"] == jobs
+    assert item.insert_text == text[1:]
+    assert item.range == t.Range(t.Position(0, 19), t.Position(0, 20))
+
+
+async def test_settings_that_change_nothing_lose_no_request(editor: Window) -> None:
+    uri = "file:///config.py"
+    editor.open(uri, LONG)
+    future = editor.stream("s", uri, 1, 4)
+    await until(lambda: editor.partials)
+    editor.client.workspace_did_change_configuration(t.DidChangeConfigurationParams({}))
+    whole = await future
+    editor.client.workspace_did_change_configuration(
+        t.DidChangeConfigurationParams({"completion": {"max_lines": 1}})
+    )
+    editor.partials.clear()
+    editor.insert(uri, 0, 0, "import os\n", version=2)
+    future = editor.stream("t", uri, 2, 4)
+    await until(lambda: editor.partials)
+    # Settings that do matter: the request begins again and is answered with them.
+    editor.client.workspace_did_change_configuration(
+        t.DidChangeConfigurationParams({"completion": {"max_lines": 12}})
+    )
+    again = await future
+    assert "\n" in whole.items[0].insertText
+    assert "\n" in again.items[0].insertText
+
+
+async def test_the_menu_and_ghost_text_do_not_cancel_each_other(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        await editor.initialize(initialization_options={"server": {"completion_items": True}})
+        editor.open("file:///both.py", AREA)
+        position = t.Position(1, 4)
+        menu = editor.client.text_document_completion_async(
+            t.CompletionParams(t.TextDocumentIdentifier("file:///both.py"), position)
+        )
+        [item], listed = await asyncio.gather(editor.inline("file:///both.py", 1, 4), menu)
+        assert isinstance(listed, t.CompletionList)
+        assert item.insert_text == listed.items[0].label == "return width * height"
+
+
 async def test_backspace_and_typing_elsewhere_end_the_session(editor: Window) -> None:
     uri = "file:///elsewhere.py"
     editor.open(uri, AREA)
@@ -240,8 +291,10 @@ async def test_the_selected_item_of_the_menu_is_continued(editor: Window) -> Non
         range=t.Range(t.Position(2, 11), t.Position(2, 13)), text="listdir"
     )
     items = await editor.inline(uri, 2, 13, selected_completion_info=chosen)
-    assert all(str(item.insert_text).startswith("listdir") for item in items)
-    assert all(item.range and item.range.start == t.Position(2, 11) for item in items)
+    [item] = items
+    assert str(item.insert_text).startswith("listdir(")
+    assert item.range
+    assert item.range.start == t.Position(2, 11)
 
 
 async def test_a_document_that_was_never_opened(editor: Window) -> None:

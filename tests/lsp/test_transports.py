@@ -112,10 +112,12 @@ def test_initialize_is_answered_before_the_protocol_or_torch_is_imported(
     isolated: dict[str, str],
 ) -> None:
     program = """
-import os, sys, threading
+import os, sys
 from completion_ls.lsp.channel import Channel
 from completion_ls.lsp.first_answer import answer_initialize
-answer_initialize(Channel(os.fdopen(0, "rb"), os.fdopen(1, "wb"))) and None
+channel = Channel(os.fdopen(0, "rb"), os.fdopen(1, "wb"))
+assert answer_initialize(channel.receive_blocking(), channel) == 1
+channel.close()
 heavy = [name for name in ("torch", "transformers", "lsprotocol", "pydantic") if name in sys.modules]
 print(heavy, file=sys.stderr)
 """
@@ -123,6 +125,8 @@ print(heavy, file=sys.stderr)
         [sys.executable, "-c", program], input=INITIALIZE, capture_output=True, check=True
     )
     assert done.stderr.decode().strip() == "[]"
+    [answer] = answers(io.BytesIO(done.stdout))
+    assert answer["result"]["capabilities"]["inlineCompletionProvider"] == {}
 
 
 @pytest.mark.process
@@ -241,6 +245,46 @@ def test_a_model_that_is_not_there_is_said_once(isolated: dict[str, str]) -> Non
     shown = [answer for answer in said if answer.get("method") == "window/showMessage"]
     assert len(shown) == 1
     assert "smollm2-135m-instruct" in shown[0]["params"]["message"]
+
+
+@pytest.mark.process
+def test_an_initialize_that_is_partly_wrong_has_one_answer_and_works(
+    isolated: dict[str, str],
+) -> None:
+    params = {"processId": "?", "capabilities": {"general": 3}, "trace": "compact", "rootUri": 7}
+    sent = message(id=1, method="initialize", params={**params, "capabilities": {}})
+    status, said, _ = converse(sent + message(method="initialized", params={}) + SHUTDOWN, isolated)
+    assert status == 0
+    assert [answer["id"] for answer in said if "id" in answer] == [1, 2]
+    # Without capabilities there is nothing to answer from.
+    _, said, _ = converse(message(id=1, method="initialize", params=params), isolated)
+    assert [answer["id"] for answer in said if "id" in answer] == [1]
+
+
+@pytest.mark.process
+def test_responses_and_notifications_that_nobody_waits_for_are_silent(
+    isolated: dict[str, str],
+) -> None:
+    odd = message(id=1, result=None) + message(id="x", error={"code": 1, "message": ""})
+    odd += (
+        message(method="$/odd") + message(method="odd/one") + message(method="odd/two", params=[1])
+    )
+    status, said, _ = converse(INITIALIZE + odd + SHUTDOWN, isolated)
+    assert status == 0
+    assert [answer["id"] for answer in said] == [1, 2]
+
+
+@pytest.mark.process
+def test_a_pipe_that_is_a_file_is_left_alone(isolated: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    done = subprocess.run(
+        [*SERVER, "--pipe", str(file)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 1
+    assert "notes.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert file.read_text() == "mine"
 
 
 def connected(connection: socket.socket) -> list[int]:
