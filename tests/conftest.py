@@ -20,6 +20,7 @@ CACHE = os.environ.get("COMPLETION_LS_CACHE_DIR")
 
 def isolate(folder: Path) -> dict[str, str]:
     """Variables that keep a process to this folder (the cache of models stays the user's)."""
+    (folder / "config.toml").touch()
     return {
         "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
         "COMPLETION_LS_LOG_DIR": str(folder / "log"),

@@ -53,6 +53,7 @@ def run(*, speed: float) -> int:
     except (SettingsError, EngineFailed, EditorError) as error:
         print(f"completion-ls demo: {error}", file=sys.stderr)
         return 1
+    console.print()
     for message in session.editor.messages:
         console.print(message, style="yellow")
     return 0
@@ -72,19 +73,19 @@ async def _type(console: Console, session: Session, speed: float) -> None:
                 gap = (PAUSE_S if character == "\n" else KEY_GAP_S) / speed
                 deadline = asyncio.get_running_loop().time() + gap
                 while True:
-                    live.update(_picture(session, offset, request), refresh=True)
+                    live.update(_picture(console, session, offset, request), refresh=True)
                     if asyncio.get_running_loop().time() >= deadline:
                         break
                     await asyncio.sleep(REFRESH_S)
                 ghosts += bool(request.text)
-            live.update(_picture(session, offset, None), refresh=True)
+            live.update(_picture(console, session, offset, None), refresh=True)
     finally:
         await session.stop()
     if not ghosts:
         raise EngineFailed("No ghost text was offered in the whole session; see the daemon's log.")
 
 
-def _picture(session: Session, cursor: int, request: Request | None) -> Group:
+def _picture(console: Console, session: Session, cursor: int, request: Request | None) -> Group:
     syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
     code = syntax.highlight(session.editor.text)[:cursor]  # it ends with a line end of its own
     code.append("▏", style="bold")
@@ -93,4 +94,6 @@ def _picture(session: Session, cursor: int, request: Request | None) -> Group:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows(summarize(session.keystrokes)):
         table.add_row(Text(name, style="dim"), value)
-    return Group(Panel(code, title="demo.py", height=22), table)
+    height = max(5, min(22, console.height - 8))
+    lines = code.split("\n", allow_blank=True)[-(height - 2) :]
+    return Group(Panel(Text("\n").join(lines), title="demo.py", height=height), table)

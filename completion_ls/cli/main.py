@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if options.command in ("demo", "bench", "models", "status"):
+        logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
     if hasattr(options, "profile"):
         # Every part, the daemon too, reads the same sources; so this goes where they look.
         os.environ["COMPLETION_LS_PROFILE"] = options.profile
@@ -147,7 +149,9 @@ def _parser() -> argparse.ArgumentParser:
         dest="action", required=True, metavar="ACTION"
     )
     for action, text in (("pull", "fetch a model"), ("path", "print the folder of a model")):
-        models.add_parser(action, help=text).add_argument("name", nargs="?", metavar="NAME")
+        models.add_parser(action, help=text, description=text).add_argument(
+            "name", nargs="?", metavar="NAME", help="default: smollm2-135m-instruct"
+        )
     models.add_parser("list", help="list what can be fetched and what is here")
     replay = (
         command("bench", "Measurements.")

@@ -115,7 +115,8 @@ def resolve(
             if section == PROFILE_KEY:
                 continue
             if section not in Settings.model_fields:
-                problems.append(_unknown(section, source, Settings.model_fields))
+                known_here = [*Settings.model_fields, PROFILE_KEY]
+                problems.append(_unknown(section, source, known_here))
                 continue
             if not isinstance(values, Mapping):
                 problems.append(Problem(section, source.name, "it must be a table of settings."))
@@ -168,11 +169,9 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(
-            Problem("", str(file), f"the file cannot be read ({error}); it is ignored.")
-        )
+        problems.append(Problem("", str(file), f"the file cannot be read ({error})."))
     except tomllib.TOMLDecodeError as error:
-        problems.append(Problem("", str(file), f"the file is not TOML ({error}); it is ignored."))
+        problems.append(Problem("", str(file), f"the file is not TOML ({error})."))
     return {}
 
 
@@ -188,6 +187,8 @@ def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
 
 def _user_file(problems: list[Problem]) -> Source:
     file = paths.config_file()
+    if "COMPLETION_LS_CONFIG" in os.environ and not file.exists():
+        problems.append(Problem("", "COMPLETION_LS_CONFIG", f"there is no file {file}."))
     return Source(str(file), _read_toml(file, problems))
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified, JsonRpcException
+from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcRequestCancelled
 from pygls.lsp.server import LanguageServer
 
 from completion_ls import __version__
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
 CHARACTERS_PER_TOKEN = 8
+LEAST_TEXT = 10
+"""With fewer characters before the cursor nothing is offered by itself: it would be noise."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -108,8 +110,10 @@ class CompletionServer(LanguageServer):
             log.warning("a task failed: %r", error)
 
     def report_server_error(self, error: Exception, source: object) -> None:
-        """Where pygls would show each error in a window of its own, ours goes to the log."""
-        log.warning("%s", error)
+        """Where pygls would show each error in a window of its own, ours goes to the log. (Those of
+        requests are in their responses.)"""
+        if source is not FeatureRequestError:
+            log.warning("%s", error)
 
     async def close(self) -> None:
         """Hang up on the daemon."""
@@ -335,7 +339,7 @@ async def inline_items(
 
     shown = await ask(server, situation, grown)
     if not server.is_current(document, seen):
-        raise JsonRpcContentModified("The document changed while the suggestion was computed.")
+        raise JsonRpcRequestCancelled("The document changed; ask again.")
     return [item(shown)] if shown else []
 
 
@@ -371,25 +375,24 @@ async def completion_items(
     place, seen = document.locate(params.position), document.edits
     shown = await ask(server, server.situation(document, place, place))
     if not server.is_current(document, seen):
-        raise JsonRpcContentModified("The document changed while the suggestion was computed.")
-    if shown is None:
+        raise JsonRpcRequestCancelled("The document changed; ask again.")
+    # One line: some editors put an item's text into the buffer as it is, line ends included.
+    text = shown.text.partition("\n")[0].rstrip() if shown else ""
+    if shown is None or not text:
         return types.CompletionList(is_incomplete=True, items=[])
     end = document.position(Place(place.line, place.column + shown.replace_after))
-    text = shown.text
-    first_line, _, more = text.strip().partition("\n")
     # Menus filter by the word left of the cursor, which the edit does not replace.
     word = re.split(r"\s", document.line(place.line)[: place.column])[-1]
     item = types.CompletionItem(
-        label=first_line + (" …" if more else ""),
+        label=text.strip(),
         kind=types.CompletionItemKind.Text,
         detail=SERVER_NAME,
-        documentation=text if more else None,
         sort_text="\uffff",
         filter_text=word + text,
         insert_text_format=types.InsertTextFormat.PlainText,
         text_edit=types.TextEdit(
             range=types.Range(document.position(place), end),
-            new_text=text.replace("\n", document.eol),
+            new_text=text,
         ),
     )
     return types.CompletionList(is_incomplete=True, items=[item])
@@ -399,7 +402,9 @@ async def ask(
     server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
 ) -> Shown | None:
     """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
-    if situation.language in server.settings.server.disabled_languages and not situation.manual:
+    little = len((situation.context + situation.before).strip()) < LEAST_TEXT
+    disabled = situation.language in server.settings.server.disabled_languages
+    if (little or disabled) and not situation.manual:
         return None
     try:
         return await server.configured().suggest(situation, partial)

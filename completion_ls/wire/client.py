@@ -183,11 +183,11 @@ class EngineClient:
         while message := await connection.receive():
             match message:
                 case Chunk(id=id):
+                    self._served = True
                     if answer := self._answers.get(id):
                         answer.chunks.put_nowait(message)
                 case Done(id=id):
                     self._backoff = FIRST_BACKOFF_S
-                    self._served = True
                     if answer := self._answers.pop(id, None):
                         answer.chunks.put_nowait(message)
                 case Error(id=int(id)):

@@ -13,6 +13,7 @@ from completion_ls.config.settings import Settings
 @pytest.fixture
 def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "config.toml"
+    file.touch()
     monkeypatch.setenv("COMPLETION_LS_CONFIG", str(file))
     return file
 
