@@ -30,7 +30,8 @@ def pull(name: str | None) -> int:
 def list_models() -> int:
     """Print the catalogue as a table."""
     table = Table("name", "size", "licence", "state")
-    table.add_column("what and where", overflow="fold")
+    table.add_column("what")
+    places = []
     for entry in catalogue.ENTRIES:
         ready = local.find(entry)
         if ready:
@@ -39,9 +40,14 @@ def list_models() -> int:
             state, place = "fetched", shown(fetch.gguf_path(entry))
         else:
             state, place = "not fetched", ""
-        where = f"{entry.description}\n{place}".strip()
-        table.add_row(entry.name, f"{entry.size / 1e6:.0f} MB", entry.licence, state, where)
-    Console(highlight=False, markup=False).print(table)
+        if place:
+            places.append(f"{entry.name}: {place}")
+        size = f"{entry.size / 1e6:.0f} MB"
+        table.add_row(entry.name, size, entry.licence, state, entry.description)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    for line in places:  # below the table, whole, so that they can be copied
+        console.print(line, soft_wrap=True)
     return 0
 
 

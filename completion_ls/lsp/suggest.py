@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from completion_ls.wire.messages import Complete
 
 log = logging.getLogger(__name__)
 
+BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
 CLOSER_OF = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", "<": ">"}
 
 
@@ -94,6 +96,10 @@ class Suggestion:
     def add(self, text: str) -> None:
         """Take more of the model's text, up to where the suggestion is complete."""
         self.raw += text
+        if not self.start.before_line.strip():
+            # On a blank line the model may leave that line as it is and go on below; the user
+            # stands on it to write there.
+            self.raw = BLANK_LINES.sub("", self.raw)
         cut = rules.stop(
             self.raw, before=self.start.before, mode=self.mode, max_lines=self.max_lines
         )
