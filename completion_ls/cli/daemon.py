@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from filelock import FileLock
+
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.daemon.server import AlreadyRunning, Daemon
 from completion_ls.wire.connection import Connection, NoDaemon, Refused
@@ -43,6 +45,12 @@ def stop() -> int:
     return asyncio.run(_stop_all())
 
 
+def _wait_until_gone(endpoint: Endpoint) -> None:
+    """Wait for the lock that a daemon holds until its last breath. Raises TimeoutError."""
+    with FileLock(endpoint.life_lock).acquire(timeout=STOP_TIMEOUT_S):
+        pass
+
+
 async def _stop_all() -> int:
     stopped = failed = 0
     for endpoint in Endpoint.all():
@@ -59,6 +67,7 @@ async def _stop_all() -> int:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 while await connection.receive():
                     pass
+            await asyncio.to_thread(_wait_until_gone, endpoint)
             stopped += 1
         except TimeoutError:
             pid = connection.welcome.pid

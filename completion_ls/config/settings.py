@@ -75,7 +75,7 @@ class ServerSettings(Section):
 class DaemonSettings(Section):
     """The process that holds the model."""
 
-    idle_exit_s: Annotated[float, Field(ge=0)] = 1800.0
+    idle_exit_s: Annotated[float, Field(ge=0, le=1e9)] = 1800.0
     """The daemon leaves after this many seconds without a client; 0 keeps it for ever."""
     transport: Literal["auto", "unix", "tcp"] = "auto"
     """Unix socket or loopback TCP with a token; `auto` takes a Unix socket where there are any."""

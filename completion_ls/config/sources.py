@@ -138,7 +138,7 @@ def resolve(
             wrong = {(str(one["loc"][0]), str(one["loc"][1])): one for one in error.errors()}
             for (section, key), detail in wrong.items():
                 name, value = given[section, key].pop()
-                text = f"{_sentence(detail['msg'])} It is {value!r}."
+                text = f"{_sentence(detail['msg'])} It is {repr(value)[:80]}."
                 problems.append(Problem(f"{section}.{key}", name, text))
 
 

@@ -40,6 +40,7 @@ from completion_ls.wire.messages import (
 log = logging.getLogger(__name__)
 
 LEAVING_S = 5.0
+ENDPOINT_CHECK_S = 3.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
 
@@ -97,17 +98,21 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
                 self._loop.add_signal_handler(number, self._stopping.set)
+        self._lock_inode = self._endpoint.life_lock.stat().st_ino
         self._endpoint.remove()  # left behind by a daemon that was killed
         self._idle_timer: asyncio.TimerHandle | None = None
         self._worker = Worker(self._config, self._publish)
-        server = await self._listen()
+        self._server = await self._listen()
+        watching = asyncio.create_task(self._watch_endpoint())
         try:
             self._worker.start()
             self._watch_idleness()
             await self._stopping.wait()
         finally:
-            self._endpoint.remove()
-            server.close()
+            watching.cancel()
+            if self._is_ours():
+                self._endpoint.remove()
+            self._server.close()
             self._worker.close()
             for peer in self._peers.values():
                 peer.send(Error(code="stopping", text="The daemon is leaving."))
@@ -127,6 +132,27 @@ class Daemon:
         server = await asyncio.start_server(self._serve, LOOPBACK, 0)
         self._token = self._endpoint.write_tcp(server.sockets[0].getsockname()[1]).token
         return server
+
+    async def _watch_endpoint(self) -> None:
+        """Listen again when somebody removed our socket; leave when the whole folder has gone, since
+        another daemon cannot see our lock any more."""
+        while True:
+            await asyncio.sleep(ENDPOINT_CHECK_S)
+            if not self._is_ours():
+                log.warning("the folder %s was removed; leaving", self._endpoint.folder)
+                self._stopping.set()
+                return
+            if not self._endpoint.socket_file.exists() and not self._endpoint.tcp_file.exists():
+                log.warning("the socket was removed; listening again")
+                self._server.close()
+                self._server = await self._listen()
+
+    def _is_ours(self) -> bool:
+        """Whether the lock that others see is the one that we hold."""
+        try:
+            return self._endpoint.life_lock.stat().st_ino == self._lock_inode
+        except FileNotFoundError:
+            return False
 
     def _watch_idleness(self) -> None:
         if self._idle_timer:

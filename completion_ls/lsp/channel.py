@@ -15,7 +15,9 @@ from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 
-CONTENT_LENGTH = re.compile(rb"content-length:[ \t]*(\d+)[ \t]*", re.IGNORECASE)
+# Searched at the end of a line: where a length was wrong, the rest of a body stands before it.
+CONTENT_LENGTH = re.compile(rb"content-length:[ \t]*(\d{1,10})$", re.IGNORECASE)
+HEADER = re.compile(rb"[\w-]+:")
 MAX_BODY = 256 * 1024 * 1024
 """Most bytes of one message: a didOpen carries a whole file."""
 MAX_HEADER_LINE = 8192
@@ -33,12 +35,12 @@ def read_frame(stream: BinaryIO) -> bytes | None:
         if not line:
             return None
         text = line.strip()
-        if match := CONTENT_LENGTH.fullmatch(text):
+        if match := CONTENT_LENGTH.search(text):
             length = int(match[1])
         elif not text and length is not None:
             break
-        elif text and b":" not in text:
-            raise Malformed("A line that is no LSP header was received; it is skipped.")
+        elif text and (not HEADER.match(text) or text.lower().startswith(b"content-length")):
+            raise Malformed("Bytes that are no LSP header were received; they are skipped.")
     if length > MAX_BODY:
         remaining = length
         while remaining > 0 and (skipped := stream.read(min(remaining, 1 << 20))):

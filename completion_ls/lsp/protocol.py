@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import logging
@@ -47,6 +48,10 @@ class Protocol(LanguageServerProtocol):
                 self._notices.show(str(item))
                 continue
             self._receive(item)
+            # Let the handler begin, with the document as it was when the request was sent.
+            await asyncio.sleep(0)
+        for _ in range(3):  # let what was cancelled by the shutdown say so
+            await asyncio.sleep(0)
         channel.close()
         return 1 if self.exit_code is None else self.exit_code
 
@@ -77,7 +82,7 @@ class Protocol(LanguageServerProtocol):
             self._refuse(id, types.ErrorCodes.InvalidRequest, "`method` must be a string.")
             return
         is_request = method is not None and "id" in raw
-        if is_request and (not isinstance(id, int | str) or isinstance(id, bool)):
+        if is_request and not _is_id(id):
             self._refuse(
                 None, types.ErrorCodes.InvalidRequest, "`id` must be a number or a string."
             )
@@ -99,6 +104,8 @@ class Protocol(LanguageServerProtocol):
             raw.setdefault("params", None)  # an unknown message may have none
         if method is None and not self._is_awaited(id):
             return
+        if method == types.CANCEL_REQUEST and not _is_id(_member(raw.get("params"), "id")):
+            return
         try:
             message = self.structure_message(raw)
         except (JsonRpcInvalidParams, JsonRpcInternalError) as error:
@@ -116,17 +123,22 @@ class Protocol(LanguageServerProtocol):
                 elif method is not None:
                     self._notices.show(text)
                 return
-        self.handle_message(message)
+        try:
+            self.handle_message(message)
+        except Exception:
+            log.exception("a message could not be handled")  # the others must be
         # pygls keeps the future of each notification, too.
         for name in [name for name, future in self._request_futures.items() if future.done()]:
             del self._request_futures[name]
 
     def _is_awaited(self, id: Any) -> bool:
         """Whether a response answers a request of ours (ids of the client's live in the same dict)."""
-        future = self._request_futures.get(id) if isinstance(id, int | str) else None
+        future = self._request_futures.get(id) if _is_id(id) else None
         return isinstance(future, concurrent.futures.Future) and not future.done()
 
     def _refuse(self, id: Any, code: types.ErrorCodes, text: str) -> None:
+        if id is not None and id == self._answered:
+            self._answered = None
         error = {"code": int(code), "message": text}
         self._send_text(json.dumps({"jsonrpc": "2.0", "id": id, "error": error}))
 
@@ -144,14 +156,29 @@ class Protocol(LanguageServerProtocol):
             self._channel.send(text.encode())
 
 
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _is_id(id: Any) -> bool:
+    return isinstance(id, int | str) and not isinstance(id, bool)
+
+
 def _reduced(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of `initialize` that cannot be wrong."""
-    general = params["capabilities"].get("general") or {}
-    encodings = general.get("positionEncodings")
-    known = [name for name in encodings or [] if name in ENCODINGS]
+    client = params["capabilities"]
+
+    def claims(group: str, name: str) -> bool:
+        return isinstance(client.get(group), dict) and client[group].get(name) is True
+
+    encodings = (client.get("general") or {}).get("positionEncodings")
     return {
         "processId": None,
         "rootUri": None,
-        "capabilities": {"general": {"positionEncodings": known}},
+        "capabilities": {
+            "general": {"positionEncodings": [n for n in encodings or [] if n in ENCODINGS]},
+            "window": {"workDoneProgress": claims("window", "workDoneProgress")},
+            "workspace": {"configuration": claims("workspace", "configuration")},
+        },
         "initializationOptions": params.get("initializationOptions"),
     }

@@ -26,6 +26,8 @@ _OPENER = re.compile(
 _CLOSER_WORDS = {"end", "endif", "endfunction", "endwhile", "fi", "done", "esac", "until"}
 _MIDDLE_WORDS = {"else", "elif", "elsif", "elseif", "rescue", "ensure"}
 _FENCE = "```"
+_MOST_CLOSERS = 200
+"""So many closers right of the cursor are looked at; no code has more, but a line of commas may."""
 _UNIT = 4
 """Columns of one level of indentation where a file shows none."""
 
@@ -441,7 +443,7 @@ def _closers(text: str, quotes: str) -> dict[int, int]:
 def _string_end(text: str, start: int) -> int | None:
     """Index of the quote that ends the string starting here; None when its line does not end it."""
     quote = text[start]
-    found = re.compile(rf"(?:\\.|[^{quote}\n])*{quote}").match(text, start + 1)
+    found = re.compile(rf"(?:\\.|[^{quote}\\\n])*{quote}").match(text, start + 1)
     return found.end() - 1 if found else None
 
 
@@ -489,7 +491,7 @@ def _overlap(text: str, rest: str, brought: _Brought, quotes: str) -> int:
 def _sure_to_stay(text: str, rest: str) -> int:
     """Length of a growing text without the end that `_fitted` may take away when more has come."""
     last = _last_part(text)
-    closers = len(rest) - len(rest.lstrip(_CLOSING))
+    closers = min(_MOST_CLOSERS, len(rest) - len(rest.lstrip(_CLOSING)))
     most = 0
     for skipped in range(closers + 1):
         tail = rest[skipped:]

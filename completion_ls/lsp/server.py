@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from lsprotocol import types
 from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcRequestCancelled
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
 CHARACTERS_PER_TOKEN = 8
+SWITCH_S = 1.0
+MAX_WINDOW = 400_000
+"""Most characters of a window, so that every message fits a frame."""
 LEAST_TEXT = 10
 """With fewer characters before the cursor nothing is offered by itself: it would be noise."""
 CLOSERS = ")]}>\"'`"
@@ -57,6 +60,7 @@ class CompletionServer(LanguageServer):
         self.settings = Settings()
         self.suggester: Suggester | None = None
         self.editor_settings: dict[str, object] = {}
+        self._switching: asyncio.TimerHandle | None = None
         self._running: dict[tuple[str, str], asyncio.Task[object]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -84,12 +88,21 @@ class CompletionServer(LanguageServer):
             engine.warm_up()
         elif self.settings != before:
             self.suggester.settings = self.settings
-            old, config = self.suggester.engine, DaemonConfig.of(self.settings)
-            if not old.config.shares_daemon_with(config):
-                self.suggester.engine = self._new_engine(config)
-                self.suggester.engine.warm_up()
-                self.run_task(old.close())
+            if self._switching:
+                self._switching.cancel()
+            # A moment later: a settings page may send each key of a number that is being typed.
+            self._switching = asyncio.get_running_loop().call_later(SWITCH_S, self._switch_engine)
             self.suggester.end_all()  # what waits begins again, with the new settings
+
+    def _switch_engine(self) -> None:
+        """Attach to another daemon, where the settings ask for one."""
+        assert self.suggester is not None
+        old, config = self.suggester.engine, DaemonConfig.of(self.settings)
+        if not old.config.shares_daemon_with(config):
+            self.suggester.engine = self._new_engine(config)
+            self.suggester.engine.warm_up()
+            self.suggester.end_all()
+            self.run_task(old.leave())
 
     def configured(self) -> Suggester:
         """The suggester; made now for a client that never sends `initialized`."""
@@ -117,6 +130,8 @@ class CompletionServer(LanguageServer):
 
     async def close(self) -> None:
         """Hang up on the daemon."""
+        if self._switching:
+            self._switching.cancel()
         if self.suggester:
             self.suggester.end_all()
             await self.suggester.engine.close()
@@ -155,7 +170,7 @@ class CompletionServer(LanguageServer):
     ) -> Situation:
         """The text before `start` and after `end` (the cursor, twice, as a rule), as if `head`
         had been typed between them."""
-        limit = CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens
+        limit = min(MAX_WINDOW, CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens)
         before = clean(document.before(start, limit)) + head
         lines = head.split("\n")
         return Situation(
@@ -424,4 +439,4 @@ def _key(uri: str) -> str:
 
 
 def _name(uri: str) -> str:
-    return PurePosixPath(unquote(urlsplit(uri).path)).name
+    return PurePosixPath(unquote(uri)).name

@@ -73,7 +73,8 @@ def _natural_start(line: str, one_in: int = STARTS_ONE_IN) -> bool:
 
 
 def _tail(line: str, budget: int, cost: Callable[[str], int]) -> str:
-    start = 0
+    # A token has a few characters, so of a very long line only the end need be counted.
+    start = max(0, len(line) - 16 * budget) // PIECE * PIECE
     while start < len(line) and cost(line[start:]) > budget:
         remaining = len(line) - start
         start += PIECE * max(1, remaining // (4 * PIECE)) if remaining > PIECE else PIECE // 16

@@ -45,7 +45,9 @@ async def attach(config: DaemonConfig) -> Connection:
             lock.acquire(blocking=False)
             break
         except Timeout:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(10 * POLL_S)
+        with contextlib.suppress(NoDaemon):
+            return await Connection.open(endpoint)
     try:
         return await _start(config, endpoint)
     finally:
@@ -67,7 +69,11 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
             return await Connection.open(endpoint)
         except NoDaemon:
             pass
-        if ended is not None:
+        if ended == 0:
+            # Another daemon has the endpoint and does not listen: it has lost its socket and will
+            # notice, or it is about to leave.
+            process = _spawn(config, endpoint.folder, log_file)
+        elif ended is not None:
             said = _tail(log_file, start_of_log)
             raise StartFailed(f"The engine daemon ended with status {ended}. {said}")
         if asyncio.get_running_loop().time() > deadline:

@@ -126,6 +126,17 @@ class EngineClient:
         self._send(GetStatus())
         return await waiting
 
+    async def leave(self) -> None:
+        """Hang up for good. A daemon that is left without a front is stopped: nobody comes back to
+        settings that were only passed by."""
+        if self._connection:
+            try:
+                if (await self.status()).figures["fronts"] == 1:
+                    self._send(Stop())
+            except EngineFailed:
+                log.info("the daemon has left before us")
+        await self.close()
+
     async def stop_daemon(self) -> None:
         """Ask the daemon to leave and wait until it has hung up."""
         await self._attached()
@@ -165,6 +176,9 @@ class EngineClient:
             self._connection = await attach(self.config)
         except (StartFailed, Refused, OSError) as error:
             self._failed(str(error))
+        except Exception as error:
+            log.exception("cannot attach to the engine daemon")
+            self._failed(f"The engine daemon cannot be reached: {error}")
         else:
             self._receiving = asyncio.create_task(self._receive(self._connection))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -254,6 +255,32 @@ async def test_a_stopped_daemon_is_not_started_again_by_itself(config: DaemonCon
     assert said == []
     await text_of(client, REQUEST)  # but by the next request
     await client.close()
+
+
+async def test_a_daemon_whose_socket_was_removed_listens_again(config: DaemonConfig) -> None:
+    connection = await attach(config)
+    endpoint = Endpoint.of(config)
+    endpoint.remove()
+    again = await attach(config)
+    assert again.welcome.pid == connection.welcome.pid
+    connection.close()
+    again.close()
+
+
+async def test_a_daemon_whose_folder_was_removed_leaves_to_another(config: DaemonConfig) -> None:
+    connection = await attach(config)
+    endpoint = Endpoint.of(config)
+    shutil.rmtree(endpoint.folder)
+    other = await attach(config)
+    assert other.welcome.pid != connection.welcome.pid
+    while await connection.receive():
+        pass
+    await until(lambda: not alive(connection.welcome.pid))
+    # What the first one left alone still serves.
+    third = await Connection.open(endpoint)
+    assert third.welcome.pid == other.welcome.pid
+    other.close()
+    third.close()
 
 
 async def test_an_id_that_is_in_use_is_refused_and_the_first_job_goes_on(

@@ -295,3 +295,10 @@ def test_an_answer_that_ends_with_the_rest_keeps_it_once(raw: str, before: str, 
     offered = answer(raw + rest, before, rest, mode, ended=True)
     text = accepted(before, rest, offered) if offered else before + rest
     assert text.count("tail") == 1
+
+
+def test_many_backslashes_in_an_unclosed_string_are_no_trouble() -> None:
+    raw = "'" + r"\d" * 5000
+    found = offer(raw, before="re.compile(", after=")\n", mode=Mode.LINE, finished=True)
+    assert found is not None
+    assert found.text.startswith("'")

@@ -458,6 +458,32 @@ async def test_a_killed_daemon_is_one_message_and_the_next_key_works(
         assert len(editor.shown) == 1
 
 
+async def test_a_request_is_about_the_document_as_it_was_when_it_was_sent(editor: Window) -> None:
+    uri = "file:///stale.py"
+    editor.open(uri, AREA + "\n")
+    older = editor.stream("older", uri, 1, 4)
+    editor.insert(uri, 0, 0, "def mul(a, b):\n    r\n\n")  # in the same breath
+    with pytest.raises(JsonRpcException) as error:
+        await older
+    assert error.value.code == -32800
+
+
+async def test_a_request_that_is_pending_at_the_shutdown_is_answered(
+    shared: dict[str, str],
+) -> None:
+    async with window(shared) as editor:
+        await editor.initialize()
+        editor.open("file:///long.py", LONG)
+        pending = editor.stream("s", "file:///long.py", 1, 4)
+        await until(lambda: editor.partials)
+        stopped = editor.client.protocol.send_request("shutdown")
+        editor.client.protocol.notify("exit")
+        with pytest.raises(JsonRpcException) as error:
+            await pending
+        assert error.value.code == -32800
+        await asyncio.wrap_future(stopped)
+
+
 async def test_the_document_is_never_changed(editor: Window) -> None:
     edits: list[Any] = []
 

@@ -275,6 +275,28 @@ def test_responses_and_notifications_that_nobody_waits_for_are_silent(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("length", [b"5", b"60", b"0", b"-1", b"+7", b"0x10", b"9" * 5000, b""])
+def test_after_a_wrong_length_the_next_requests_are_answered(
+    isolated: dict[str, str], length: bytes
+) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "a/b", "params": {"x": 1}}).encode()
+    wrong = b"Content-Length: " + length + b"\r\n\r\n" + body
+    after = message(id=8, method="a/c") + message(id=9, method="a/d")
+    status, said, _ = converse(INITIALIZE + wrong + after + SHUTDOWN, isolated)
+    assert status == 0
+    assert 9 in [answer.get("id") for answer in said]
+
+
+@pytest.mark.process
+def test_odd_ids_are_no_trouble(isolated: dict[str, str]) -> None:
+    odd = message(id=[1], result=1) + message(method="$/cancelRequest", params={"id": [1]})
+    odd += message(method="$/cancelRequest", params=None) + message(method="$/cancelRequest")
+    status, said, _ = converse(INITIALIZE + odd + SHUTDOWN, isolated)
+    assert status == 0
+    assert {1, 2} <= {answer.get("id") for answer in said}
+
+
+@pytest.mark.process
 def test_a_pipe_that_is_a_file_is_left_alone(isolated: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("mine")
