@@ -9,7 +9,7 @@ tokens that covers r is a candidate, with the probability the model gives it:
                        beyond " comp"       "uter", "utation", …               p(" comp") p(v)
                        beyond " comp" "u"   anything the tokenizer would not merge into the word
 
-Sequences that cover all of r but its end form a tree. Its trunk, the tokenizer's own reading of r,
+Sequences that do not reach beyond r form a tree. Its trunk, the tokenizer's own reading of r,
 costs nothing, since the pass that reads the prompt gives the logits at each of its positions.
 Other branches ("com" + "puter") need a pass each; they are looked into only where the model gives
 their beginning some weight.
@@ -33,7 +33,7 @@ NEGLIGIBLE = 1e-3
 """A branch with less than this part of the known mass is not looked into, when sampling."""
 MOST_BRANCHES = 4
 """Most branches off the trunk that are looked into for one choice: each costs a pass."""
-MOST_CHECKS = 64
+MOST_CHECKS = 256
 """Most candidates whose tokens are compared with the tokenizer's own."""
 
 Branch = tuple[int, ...]
@@ -86,7 +86,7 @@ def choose_covering(
     waiting = _offshoots(nodes, trunk, vocabulary, temperature)
     for _ in range(MOST_BRANCHES):
         waiting.sort(key=lambda offshoot: offshoot[0])
-        if not waiting or not _worth(waiting[-1][0], choices, sampling):
+        if not waiting or not _worth(waiting[-1][0], nodes, choices, allowed, sampling):
             break
         weight, parent, token = waiting.pop()
         branch = (*parent.branch, token)
@@ -100,7 +100,10 @@ def choose_covering(
         nodes.append(node)
         choices.append(_choices(node, vocabulary, sampling, temperature, position))
         waiting += _offshoots([node], (), vocabulary, temperature)
-    return _best(nodes, choices, allowed)
+    _, covered = _best(nodes, choices, allowed)
+    if covered is None:
+        raise ValueError("No token of the model begins with what was typed.")
+    return covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ def _choices(
 def _offshoots(
     nodes: list[_Node], trunk: Branch, vocabulary: Vocabulary, temperature: float
 ) -> list[tuple[float, _Node, int]]:
-    """Tokens that leave the trunk and end inside r: weight, node, token."""
+    """Tokens that leave the trunk and end inside r or with it: weight, node, token."""
     found = []
     for node in nodes:
         tempered = _tempered(node.logprobs, temperature)
@@ -160,31 +163,37 @@ def _offshoots(
     return found
 
 
-def _worth(weight: float, choices: list[_Choices], sampling: Sampling) -> bool:
+def _worth(
+    weight: float,
+    nodes: list[_Node],
+    choices: list[_Choices],
+    allowed: Callable[[Branch], bool],
+    sampling: Sampling,
+) -> bool:
     """Whether a branch of this weight, which bounds all that is behind it, could matter."""
     if sampling.temperature <= 0:
-        best = max((float(one.weights.max()) for one in choices if len(one.ids)), default=-np.inf)
-        return weight > best
+        return weight > _best(nodes, choices, allowed)[0]
     mass = sum(float(np.exp(one.weights).sum()) for one in choices)
     return bool(np.exp(weight) > NEGLIGIBLE * mass)
 
 
 def _best(
     nodes: list[_Node], choices: list[_Choices], allowed: Callable[[Branch], bool]
-) -> Covered:
-    """The candidate with the best score that the tokenizer agrees with. (Where it agrees with none
-    of the first ones, the very best: there must be an answer.)"""
+) -> tuple[float, Covered | None]:
+    """The candidate with the best score that the tokenizer agrees with, and that score. (Where it
+    agrees with none of the first ones, the very best: there must be an answer.)"""
     owner = np.concatenate([np.full(len(one.ids), n) for n, one in enumerate(choices)])
     ids = np.concatenate([one.ids for one in choices])
     scores = np.concatenate([one.scores for one in choices])
     if not len(ids):
-        raise ValueError("No token of the model begins with what was typed.")
+        return -np.inf, None
     likely = np.argpartition(-scores, min(MOST_CHECKS, len(scores)) - 1)[:MOST_CHECKS]
     ordered = likely[np.argsort(-scores[likely], kind="stable")]
     found = (n for n in ordered if allowed((*nodes[owner[n]].branch, int(ids[n]))))
     chosen = next(found, ordered[0])
     node, token = nodes[owner[chosen]], int(ids[chosen])
-    return Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
+    covered = Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
+    return float(scores[chosen]), covered
 
 
 def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:

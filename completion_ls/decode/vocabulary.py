@@ -38,12 +38,15 @@ class Vocabulary:
         special tokens, are no objection.
         """
         known = [token for token in tokens if token in self._bytes]
-        try:
-            text = b"".join(map(self.bytes_of, known)).decode()
-        except UnicodeDecodeError:
-            return True
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids == known
+        while known:
+            try:
+                text = b"".join(map(self.bytes_of, known)).decode()
+            except UnicodeDecodeError:
+                known.pop()  # half a character; what stands before it can be judged
+                continue
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids == known
+        return True
 
     def beyond(self, text: bytes) -> Ids:
         """Tokens that begin with `text` and go on behind it."""
@@ -52,9 +55,9 @@ class Vocabulary:
         return self._ids[start:end]
 
     def inside(self, text: bytes) -> Ids:
-        """Tokens that `text` begins with, and that end before it does."""
+        """Tokens that `text` begins with, or is."""
         found = []
-        for length in range(1, len(text)):
+        for length in range(1, len(text) + 1):
             start = bisect_left(self._texts, text[:length])
             end = bisect_left(self._texts, text[:length] + b"\x00")
             found += [int(id) for id in self._ids[start:end]]

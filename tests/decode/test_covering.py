@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -29,6 +30,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_limits() -> Iterator[None]:
+    """With random logits every branch has weight, and the tokenizer objects to most candidates; a
+    language model leaves a few of each, so in use both are limited."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(covering, "MOST_BRANCHES", 1000)
+        patch.setattr(covering, "MOST_CHECKS", 10**6)
+        yield
 
 
 class Model:
@@ -99,12 +110,14 @@ def test_the_bytes_of_all_tokens_spell_any_text(
 def test_beyond_and_inside_are_what_they_say(vocabulary: Vocabulary, text: bytes) -> None:
     every = {id: vocabulary.bytes_of(id) for id in range(320) if vocabulary.bytes_of(id)}
     beyond = {id for id, token in every.items() if token.startswith(text) and token != text}
-    inside = {id for id, token in every.items() if text.startswith(token) and token != text}
+    inside = {id for id, token in every.items() if text.startswith(token)}
     assert set(vocabulary.beyond(text).tolist()) == beyond
     assert set(vocabulary.inside(text).tolist()) == inside
 
 
 @given(st.sampled_from(WORDS), st.integers(0, 10_000))
+@example(" values", 95)  # the tokenizer does not agree with the best on the trunk
+@example("\n        ", 705)  # the best is behind all of the word, off the trunk
 @settings(max_examples=40, deadline=None)
 def test_greedy_takes_the_most_probable_covering(
     vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, seed: int
@@ -112,8 +125,7 @@ def test_greedy_takes_the_most_probable_covering(
     model = Model(tokenizer.get_vocab_size(), seed)
     expected = brute_force(model, vocabulary, word.encode())
     covered = choose(model, vocabulary, tokenizer, word, Sampling())
-    if model.passes < 4:  # more branches than it may look into: the best one may be behind them
-        assert covered.tokens == max(expected, key=lambda branch: expected[branch])
+    assert covered.tokens == max(expected, key=lambda branch: expected[branch])
     logp = sum(covered.logprobs)
     assert logp == pytest.approx(
         sum(log_softmax(model(covered.tokens[:n]))[t] for n, t in enumerate(covered.tokens))
@@ -122,10 +134,8 @@ def test_greedy_takes_the_most_probable_covering(
 
 @pytest.mark.parametrize("word", [" va", "\n    ", " ", "retur"])
 def test_draws_follow_the_conditional_distribution(
-    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, monkeypatch: pytest.MonkeyPatch
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str
 ) -> None:
-    # With random logits every branch has weight; a language model leaves one or two.
-    monkeypatch.setattr(covering, "MOST_BRANCHES", 1000)
     model = Model(tokenizer.get_vocab_size(), 7)
     expected = brute_force(model, vocabulary, word.encode())
     draws = 1500

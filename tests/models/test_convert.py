@@ -20,6 +20,8 @@ from completion_ls.models.convert import converted_folder, is_converted
 from completion_ls.models.local import ModelError, prepare
 from completion_ls.models.store import file_sha256
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, write_gguf):

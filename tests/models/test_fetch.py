@@ -19,6 +19,8 @@ import pytest
 from completion_ls.models import fetch, store
 from completion_ls.models.errors import ModelError
 
+pytestmark = pytest.mark.process
+
 FETCHED = {"gguf/tiny.gguf", "models.lock"}
 NOTHING = {"models.lock"}
 
