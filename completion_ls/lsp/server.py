@@ -38,6 +38,8 @@ MAX_WINDOW = 400_000
 """Most characters of a window, so that every message fits a frame."""
 LEAST_TEXT = 10
 """With fewer characters before the cursor nothing is offered by itself: it would be noise."""
+MOST_CLOSERS = 4
+"""An editor adds so many at once; a paste may end in thousands, each a place to compare."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -311,10 +313,12 @@ def follow_change(
     if len(changes) > 1 or not isinstance(change, types.TextDocumentContentChangePartial):
         server.suggester.forget(_key(uri))
         return
+    if not server.suggester.has_live(_key(uri)):
+        return  # nothing to end: spare the windows of text
     start = document.locate(change.range.start)
     lines = re.split("\r\n|\r|\n", change.text)
     column = len(lines[-1]) + (start.column if len(lines) == 1 else 0)
-    closers = len(lines[-1]) - len(lines[-1].rstrip(CLOSERS))
+    closers = min(MOST_CLOSERS, len(lines[-1]) - len(lines[-1].rstrip(CLOSERS)))
     places = [Place(start.line + len(lines) - 1, column - back) for back in range(closers + 1)]
     server.suggester.changed([server.situation(document, place, place) for place in places])
 

@@ -235,6 +235,10 @@ class Suggester:
         finally:
             self._leave(suggestion)
 
+    def has_live(self, uri: str) -> bool:
+        """Whether a document has a suggestion that a change could end."""
+        return uri in self._live
+
     def changed(self, cursors: Sequence[Situation]) -> None:
         """The document changed, and the cursor is probably at one of these places: end what agrees
         with none of them."""

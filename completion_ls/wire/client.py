@@ -137,14 +137,6 @@ class EngineClient:
                 log.info("the daemon has left before us")
         await self.close()
 
-    async def stop_daemon(self) -> None:
-        """Ask the daemon to leave and wait until it has hung up."""
-        await self._attached()
-        self._closed = True
-        self._send(Stop())
-        if self._receiving:
-            await self._receiving
-
     async def close(self) -> None:
         """Hang up. Jobs under way end with EngineFailed."""
         self._closed = True

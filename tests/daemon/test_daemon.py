@@ -485,7 +485,7 @@ async def test_the_log_holds_no_code(config: DaemonConfig, isolated: dict[str, s
     client = EngineClient(loud)
     marked = "SECRET_MARK = 'zebra-4711'\n"
     await text_of(client, REQUEST.model_copy(update={"prefix": marked, "suffix": marked}))
-    await client.stop_daemon()
+    await client.leave()
     logs = list(Path(isolated["COMPLETION_LS_LOG_DIR"]).iterdir())
     assert logs
     assert all("zebra" not in log.read_text() for log in logs)
