@@ -31,6 +31,7 @@ from completion_ls.wire.messages import (
     Hello,
     Loading,
     Message,
+    Promote,
     Ready,
     Status,
     Stop,
@@ -218,7 +219,9 @@ class Daemon:
                 case Complete():
                     self._worker.submit(peer.id, message)
                 case Cancel():
-                    self._worker.cancel(peer.id, message.id)
+                    self._worker.cancel(peer.id, message.id, complete=message.complete)
+                case Promote():
+                    self._worker.promote(peer.id, message.id)
                 case AnsweredWithoutPass():
                     self._worker.statistics.without_pass += 1
                 case GetStatus():

@@ -98,8 +98,8 @@ class Worker(threading.Thread):
         """Take a job; while the model loads it waits."""
         self._put(_Submit(self, peer, request, time.perf_counter()))
 
-    def cancel(self, peer: Hashable, id: int) -> None:
-        """Drop one job of a peer."""
+    def cancel(self, peer: Hashable, id: int, *, complete: bool = False) -> None:
+        """Drop one job of a peer. `complete`: it gave all that was wanted of it."""
         with self._wake:
             for waiting in self._inbox:
                 if isinstance(waiting, _Submit) and waiting.is_named(peer, id):
@@ -107,7 +107,11 @@ class Worker(threading.Thread):
                     self.statistics.jobs += 1
                     self.statistics.cancelled += 1
                     return
-        self._put(lambda loaded: self._drop(loaded, peer, id))
+        self._put(lambda loaded: self._drop(loaded, peer, id, complete=complete))
+
+    def promote(self, peer: Hashable, id: int) -> None:
+        """Serve a background job as a keystroke from now on."""
+        self._put(lambda loaded: self._promote(loaded, peer, id))
 
     def cancel_all(self, peer: Hashable) -> None:
         """Drop what a peer that has gone had asked for."""
@@ -208,12 +212,17 @@ class Worker(threading.Thread):
         self._jobs[id] = TextJob(peer, request, arrived, text)
         self._by_name[peer, request.id] = id
 
-    def _drop(self, loaded: Loaded, peer: Hashable, name: int) -> None:
+    def _drop(self, loaded: Loaded, peer: Hashable, name: int, *, complete: bool = False) -> None:
         id = self._by_name.get((peer, name))
         if id is not None:
             self._forget(id)
             loaded.engine.cancel(id)
-            self.statistics.cancelled += 1
+            self.statistics.cancelled += not complete
+
+    def _promote(self, loaded: Loaded, peer: Hashable, name: int) -> None:
+        id = self._by_name.get((peer, name))
+        if id is not None:
+            loaded.engine.promote(id, Lane.KEY)
 
     def _drop_all(self, loaded: Loaded, peer: Hashable) -> None:
         for job in [job for job in self._jobs.values() if job.peer == peer]:

@@ -128,6 +128,9 @@ class Engine(Protocol):
     def cancel(self, job_id: int) -> None:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
 
+    def promote(self, job_id: int, lane: Lane) -> None:
+        """Move a job to another lane. Unknown ids are ignored."""
+
     def step(self) -> list[Event]:
         """Do one bounded piece of work (a prefill chunk or one decode pass) for the jobs whose turn
         it is, lowest lane first. Returns no events when there is nothing to do."""

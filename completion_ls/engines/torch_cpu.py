@@ -14,7 +14,15 @@ from completion_ls.config.settings import EngineSettings
 from completion_ls.decode.covering import Floats, choose_covering
 from completion_ls.decode.sampling import choose
 from completion_ls.decode.vocabulary import Vocabulary
-from completion_ls.engines.contract import EngineStats, Event, Finish, Job, JobFailed, Unfinished
+from completion_ls.engines.contract import (
+    EngineStats,
+    Event,
+    Finish,
+    Job,
+    JobFailed,
+    Lane,
+    Unfinished,
+)
 from completion_ls.engines.kv import KvCache, KvSequence, common_prefix
 from completion_ls.engines.llama import Llama
 
@@ -24,6 +32,7 @@ class _Running:
     """A job and how far it is."""
 
     job: Job
+    lane: Lane
     kv: KvSequence | None = None
     reused: int = 0
     computed: int = 0
@@ -119,13 +128,18 @@ class TorchCpuEngine:
             raise ValueError(
                 "An unfinished word needs a token before it, and a model with a tokenizer.json."
             )
-        self._jobs[job.id] = _Running(job)
+        self._jobs[job.id] = _Running(job, job.lane)
 
     def cancel(self, job_id: int) -> None:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
         running = self._jobs.pop(job_id, None)
         if running is not None and running.kv is not None:
             self._cache.release(running.kv)
+
+    def promote(self, job_id: int, lane: Lane) -> None:
+        """Move a job to another lane. Unknown ids are ignored."""
+        if running := self._jobs.get(job_id):
+            running.lane = lane
 
     def step(self) -> list[Event]:
         """One prefill chunk or one decode pass of one job; no events when there is nothing to do.
@@ -167,8 +181,8 @@ class TorchCpuEngine:
         self._cache.clear()
 
     def _next(self) -> _Running:
-        lane = min(running.job.lane for running in self._jobs.values())
-        inside = [running for running in self._jobs.values() if running.job.lane == lane]
+        lane = min(running.lane for running in self._jobs.values())
+        inside = [running for running in self._jobs.values() if running.lane == lane]
         waiting = [running for running in inside if not running.prefilled]
         if waiting:
             return waiting[-1]

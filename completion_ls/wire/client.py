@@ -27,6 +27,7 @@ from completion_ls.wire.messages import (
     GetStatus,
     Loading,
     Message,
+    Promote,
     Ready,
     Status,
     Stop,
@@ -105,13 +106,19 @@ class EngineClient:
         self._answers[answer.id] = answer
         return answer
 
-    def cancel(self, answer: Answer) -> None:
-        """Stop a job; its iteration ends. Harmless when it has ended already."""
+    def cancel(self, answer: Answer, *, complete: bool = False) -> None:
+        """Stop a job; its iteration ends. Harmless when it has ended already. `complete`: it gave
+        all that was wanted of it."""
         if self._answers.pop(answer.id, None) is None:
             return
         answer.chunks.put_nowait(None)
         if self._connection:
-            self._send(Cancel(id=answer.id))
+            self._send(Cancel(id=answer.id, complete=complete))
+
+    def promote(self, answer: Answer) -> None:
+        """Have a background job served as a keystroke from now on."""
+        if answer.id in self._answers and self._connection:
+            self._send(Promote(id=answer.id))
 
     def answered_without_pass(self) -> None:
         """Count a keystroke that needed no engine, where there is a daemon to count it."""

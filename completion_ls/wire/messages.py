@@ -58,9 +58,18 @@ class Complete(Message):
 
 
 class Cancel(Message):
-    """Stop the job of this id; nothing more is sent for it."""
+    """Stop the job of this id; nothing more is sent for it. `complete` says that it was of use: the
+    front has all the text that it can show."""
 
     type: Literal["cancel"] = "cancel"
+    id: int
+    complete: bool = False
+
+
+class Promote(Message):
+    """Somebody waits now for the job of this id, which was begun on the background lane."""
+
+    type: Literal["promote"] = "promote"
     id: int
 
 
@@ -159,7 +168,8 @@ class Status(Message):
 
 
 FrontMessage = Annotated[
-    Hello | Complete | Cancel | AnsweredWithoutPass | GetStatus | Stop, Field(discriminator="type")
+    Hello | Complete | Cancel | Promote | AnsweredWithoutPass | GetStatus | Stop,
+    Field(discriminator="type"),
 ]
 DaemonMessage = Annotated[
     Welcome | Loading | Ready | Chunk | Done | Error | Status, Field(discriminator="type")
