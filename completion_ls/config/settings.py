@@ -59,6 +59,10 @@ class CompletionSettings(Section):
     """One line or several; `auto` offers several on an empty line and at the start of a block."""
     max_lines: Annotated[int, Field(ge=1, le=200)] = 12
     """Most lines of one suggestion."""
+    ahead: Annotated[bool, Field(strict=True)] = True
+    """Prepare, while nobody waits, what comes after accepting, and the document in view."""
+    debounce_ms: Annotated[int, Field(ge=0, le=2000)] = 0
+    """Wait this long after a change before new text is shown; the engine starts at once."""
 
 
 class ServerSettings(Section):
@@ -79,6 +83,8 @@ class DaemonSettings(Section):
     """The daemon leaves after this many seconds without a client; 0 keeps it for ever."""
     transport: Literal["auto", "unix", "tcp"] = "auto"
     """Unix socket or loopback TCP with a token; `auto` takes a Unix socket where there are any."""
+    audit: Annotated[int, Field(ge=0)] = 0
+    """Compute one answer in so many again from scratch and count differences in `status`; 0 is never."""
 
 
 class Settings(Section):

@@ -28,6 +28,12 @@ class Place:
     line: int
     column: int
 
+    def behind(self, text: str) -> Place:
+        """Where a text with LF line ends stops that begins here."""
+        lines = text.count("\n")
+        last = len(text) - (text.rfind("\n") + 1)
+        return Place(self.line + lines, last if lines else self.column + last)
+
 
 def clean(text: str) -> str:
     """The text as a model gets it: LF line ends, U+FFFD for each half of a surrogate pair.
@@ -59,6 +65,9 @@ class Document(TextDocument):
     edits = 0
     """How many changes there have been. (Versions are the client's, and need not change.)"""
 
+    cursor: Place | None = None
+    """Where the last change or request was; it may have been cut off since."""
+
     _held: list[str] | None = None
 
     @property
@@ -86,6 +95,11 @@ class Document(TextDocument):
     def source(self) -> str:
         """The whole text. O(document)."""
         return "".join(self._lines)
+
+    @property
+    def end(self) -> Place:
+        """The place behind the last character."""
+        return Place(len(self._lines) - 1, len(self._lines[-1]))
 
     @property
     def eol(self) -> str:

@@ -4,6 +4,9 @@ LSP's inline completion has no partial results, so a client that wants text as i
 `completionLs/streamInlineCompletion`: the parameters of `textDocument/inlineCompletion` and a
 `streamId` of its choice. Until the response, which is that of the standard request, it receives
 `completionLs/partialInlineCompletion` notifications. Attribute names are those on the wire.
+
+A client may also say which document the user has come to look at, `completionLs/didShowDocument`:
+its prompt is computed before the first key.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from lsprotocol import types
 
 STREAM_INLINE_COMPLETION = "completionLs/streamInlineCompletion"
 PARTIAL_INLINE_COMPLETION = "completionLs/partialInlineCompletion"
+DID_SHOW_DOCUMENT = "completionLs/didShowDocument"
 
 
 @attrs.define
@@ -46,3 +50,20 @@ class PartialInlineCompletionParams:
     seq: int
     items: list[types.InlineCompletionItem]
     done: bool
+
+
+@attrs.define
+class DidShowDocumentParams:
+    """A document came into view, with the cursor at `position` where the client knows it."""
+
+    textDocument: types.TextDocumentIdentifier
+    position: types.Position | None = None
+
+
+@attrs.define
+class DidShowDocumentNotification:
+    """`completionLs/didShowDocument`."""
+
+    params: DidShowDocumentParams
+    method: str = DID_SHOW_DOCUMENT
+    jsonrpc: str = "2.0"

@@ -59,6 +59,8 @@ class Protocol(LanguageServerProtocol):
         """The type of a request or notification, ours included (pygls caches here, we need not)."""
         if method == messages.STREAM_INLINE_COMPLETION:
             return messages.StreamInlineCompletionRequest
+        if method == messages.DID_SHOW_DOCUMENT:
+            return messages.DidShowDocumentNotification
         kind: type[Any] | None = super().get_message_type(method)
         return kind
 

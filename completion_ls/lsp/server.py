@@ -23,7 +23,8 @@ from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
 from completion_ls.lsp.notices import Notices
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
-from completion_ls.lsp.suggest import Shown, Situation, Suggester
+from completion_ls.lsp.situation import MOST_CLOSERS, Shown, Situation
+from completion_ls.lsp.suggester import Suggester
 from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Ready
@@ -38,8 +39,6 @@ MAX_WINDOW = 400_000
 """Most characters of a window, so that every message fits a frame."""
 LEAST_TEXT = 10
 """With fewer characters before the cursor nothing is offered by itself: it would be noise."""
-MOST_CLOSERS = 4
-"""An editor adds so many at once; a paste may end in thousands, each a place to compare."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -62,6 +61,7 @@ class CompletionServer(LanguageServer):
         self.settings = Settings()
         self.suggester: Suggester | None = None
         self.editor_settings: dict[str, object] = {}
+        self._in_view = ""
         self._switching: asyncio.TimerHandle | None = None
         self._running: dict[tuple[str, str], asyncio.Task[object]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,21 +89,19 @@ class CompletionServer(LanguageServer):
             self.suggester = Suggester(engine, self.settings)
             engine.warm_up()
         elif self.settings != before:
-            self.suggester.settings = self.settings
+            self.suggester.change(settings=self.settings)
             if self._switching:
                 self._switching.cancel()
             # A moment later: a settings page may send each key of a number that is being typed.
             self._switching = asyncio.get_running_loop().call_later(SWITCH_S, self._switch_engine)
-            self.suggester.end_all()  # what waits begins again, with the new settings
 
     def _switch_engine(self) -> None:
         """Attach to another daemon, where the settings ask for one."""
         assert self.suggester is not None
         old, config = self.suggester.engine, DaemonConfig.of(self.settings)
         if not old.config.shares_daemon_with(config):
-            self.suggester.engine = self._new_engine(config)
+            self.suggester.change(engine=self._new_engine(config), settings=self.settings)
             self.suggester.engine.warm_up()
-            self.suggester.end_all()
             self.run_task(old.leave())
 
     def configured(self) -> Suggester:
@@ -172,13 +170,13 @@ class CompletionServer(LanguageServer):
     ) -> Situation:
         """The text before `start` and after `end` (the cursor, twice, as a rule), as if `head`
         had been typed between them."""
-        limit = min(MAX_WINDOW, CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens)
+        limit = self.window
         before = clean(document.before(start, limit)) + head
-        lines = head.split("\n")
+        cursor = start.behind(head)
         return Situation(
             uri=_key(document.uri),
-            line=start.line + len(lines) - 1,
-            column=len(lines[-1]) + (start.column if len(lines) == 1 else 0),
+            line=cursor.line,
+            column=cursor.column,
             before=before[-limit:],
             after=clean(document.after(end, limit)),
             limit=limit,
@@ -187,6 +185,30 @@ class CompletionServer(LanguageServer):
             language=document.language_id or "",
             manual=manual,
         )
+
+    def in_view(self, uri: str, position: types.Position | None) -> None:
+        """The user looks at a document now, at a position where the editor knows it."""
+        self._in_view = unquote(uri)
+        document = self.workspace.text_documents.get(self._in_view)
+        if position and isinstance(document, Document):
+            document.cursor = document.locate(position)
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Have the prompt computed for the place in the document in view where the next key probably
+        comes. Without an engine that is ready this does nothing, and is called again when it is."""
+        document = self.workspace.text_documents.get(self._in_view)
+        if self.suggester is None or not isinstance(document, Document):
+            return  # it may be closed, or one that was never opened
+        place = resting_place(document, self.window)
+        situation = self.situation(document, place, place)
+        if has_enough_text(situation):
+            self.suggester.warm_up(situation)
+
+    @property
+    def window(self) -> int:
+        """Most characters of the text on each side of a cursor."""
+        return min(MAX_WINDOW, CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens)
 
     def _cells_above(self, uri: str, limit: int) -> str:
         """The code cells above a notebook cell, or nothing for a plain document."""
@@ -209,6 +231,7 @@ class CompletionServer(LanguageServer):
             self.loading.end("ready")
             while troubles:
                 self.notices.forget(troubles.pop())
+            self.warm_up()
 
         def failed(text: str) -> None:
             self.loading.end("failed")
@@ -239,6 +262,14 @@ def create_server() -> CompletionServer:
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     async def configuration_changed(params: types.DidChangeConfigurationParams) -> None:
         await change_configuration(server, params)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    def opened(params: types.DidOpenTextDocumentParams) -> None:
+        server.in_view(params.text_document.uri, None)
+
+    @server.feature(messages.DID_SHOW_DOCUMENT)
+    def came_into_view(params: messages.DidShowDocumentParams) -> None:
+        server.in_view(params.textDocument.uri, params.position)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     def changed(params: types.DidChangeTextDocumentParams) -> None:
@@ -313,14 +344,14 @@ def follow_change(
     if len(changes) > 1 or not isinstance(change, types.TextDocumentContentChangePartial):
         server.suggester.forget(_key(uri))
         return
-    if not server.suggester.has_live(_key(uri)):
+    text = re.sub("\r\n?", "\n", change.text)
+    document.cursor = end = document.locate(change.range.start).behind(text)
+    if not server.suggester.follows(_key(uri)):
         return  # nothing to end: spare the windows of text
-    start = document.locate(change.range.start)
-    lines = re.split("\r\n|\r|\n", change.text)
-    column = len(lines[-1]) + (start.column if len(lines) == 1 else 0)
-    closers = min(MOST_CLOSERS, len(lines[-1]) - len(lines[-1].rstrip(CLOSERS)))
-    places = [Place(start.line + len(lines) - 1, column - back) for back in range(closers + 1)]
-    server.suggester.changed([server.situation(document, place, place) for place in places])
+    closers = min(MOST_CLOSERS, len(text) - len(text.rstrip(CLOSERS)))
+    places = [Place(end.line, end.column - back) for back in range(closers + 1)]
+    situations = [server.situation(document, place, place) for place in places]
+    server.suggester.changed(situations, len(text))
 
 
 async def inline_items(
@@ -336,7 +367,7 @@ async def inline_items(
     if document is None:
         return []
     manual = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
-    start = end = document.locate(position)
+    start = end = document.cursor = document.locate(position)
     chosen = context.selected_completion_info
     if chosen is not None:
         # The suggest widget is open on an item: continue as if it had been accepted already.
@@ -421,9 +452,8 @@ async def ask(
     server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
 ) -> Shown | None:
     """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
-    little = len((situation.context + situation.before).strip()) < LEAST_TEXT
     disabled = situation.language in server.settings.server.disabled_languages
-    if (little or disabled) and not situation.manual:
+    if (disabled or not has_enough_text(situation)) and not situation.manual:
         return None
     try:
         return await server.configured().suggest(situation, partial)
@@ -435,7 +465,21 @@ async def ask(
 def forget(server: CompletionServer, uri: str) -> None:
     """A document was closed."""
     if server.suggester:
-        server.suggester.forget(_key(uri))
+        server.suggester.close(_key(uri))
+
+
+def has_enough_text(situation: Situation) -> bool:
+    """Whether a suggestion that nobody asked for would be more than noise."""
+    return len((situation.context + situation.before).strip()) >= LEAST_TEXT
+
+
+def resting_place(document: Document, window: int) -> Place:
+    """Where the next key of a document comes that was left, or just opened: where the last change
+    or request was, else at the end of a short text and at the start of a long one."""
+    if document.cursor:
+        return document.cursor
+    end = document.end
+    return end if len(document.before(end, window)) < window else Place(0, 0)
 
 
 def _key(uri: str) -> str:

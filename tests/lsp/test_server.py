@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lsprotocol import types as t
 from pygls.exceptions import JsonRpcException, JsonRpcRequestCancelled
 
 from completion_ls.config.sources import resolve
+from completion_ls.lsp import messages
 from completion_ls.wire.attach import attach
 from completion_ls.wire.client import EngineClient
 from completion_ls.wire.endpoint import DaemonConfig
@@ -220,11 +222,12 @@ async def test_backspace_and_typing_elsewhere_end_the_session(editor: Window) ->
     await editor.inline(uri, 1, 6)
     assert (await quiet_of(editor))["jobs"] == jobs
     editor.replace(uri, (1, 5), (1, 6), "", version=3)
+    # The session is over, but what it generated fits here, too.
     await editor.inline(uri, 1, 5)
-    assert (await quiet_of(editor))["jobs"] == jobs + 1
+    assert (await quiet_of(editor))["jobs"] == jobs
     editor.insert(uri, 0, 0, "import os\n", version=4)
     await editor.inline(uri, 2, 5)
-    assert (await quiet_of(editor))["jobs"] == jobs + 2
+    assert (await quiet_of(editor))["jobs"] == jobs + 1
 
 
 async def test_text_below_that_changed_gets_no_old_answer(editor: Window) -> None:
@@ -495,3 +498,126 @@ async def test_the_document_is_never_changed(editor: Window) -> None:
     editor.open("file:///area.py", AREA)
     await editor.inline("file:///area.py", 1, 4)
     assert edits == []
+
+
+async def after_jobs(editor: Window, jobs: int) -> dict[str, Any]:
+    """The counters once so many jobs have come, and none is active."""
+    while (found := await quiet_of(editor))["jobs"] < jobs:
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def test_undoing_a_key_that_disagreed_needs_no_engine(editor: Window) -> None:
+    uri = "file:///undo.py"
+    editor.open(uri, AREA)
+    [item] = await editor.inline(uri, 1, 4)
+    editor.insert(uri, 1, 4, "x", version=2)
+    await editor.inline(uri, 1, 5)
+    before = await quiet_of(editor)
+    editor.replace(uri, (1, 4), (1, 5), "", version=3)
+    assert await editor.inline(uri, 1, 4) == [item]
+    after = await quiet_of(editor)
+    assert after["jobs"] == before["jobs"]
+    assert after["passes"] == before["passes"]
+    assert after["answered_without_pass"] == before["answered_without_pass"] + 1
+
+
+async def test_a_closed_document_leaves_nothing_known(editor: Window) -> None:
+    uri = "file:///closed.py"
+    editor.open(uri, AREA)
+    await editor.inline(uri, 1, 4)
+    jobs = (await quiet_of(editor))["jobs"]
+    editor.client.text_document_did_close(
+        t.DidCloseTextDocumentParams(t.TextDocumentIdentifier(uri))
+    )
+    editor.open(uri, AREA)
+    await editor.inline(uri, 1, 4)
+    assert (await quiet_of(editor))["jobs"] == jobs + 1
+
+
+async def test_accepting_is_answered_without_a_pass(eager: Window, editor: Window) -> None:
+    uri = "file:///accept.py"
+    jobs = (await quiet_of(eager))["jobs"]
+    eager.open(uri, "width = 3\nheight = 4\narea = width *")
+    await after_jobs(eager, jobs + 1)  # the document that came into view
+    [item] = await eager.inline(uri, 2, 14)
+    before = await after_jobs(eager, jobs + 3)  # the answer, and what comes after it
+    text = str(item.insert_text)
+    eager.insert(uri, 2, 14, text)
+    end = 14 + len(text)
+    items = await eager.inline(uri, 2, end)
+    after = await quiet_of(eager)
+    assert after["answered_without_pass"] == before["answered_without_pass"] + 1
+    # It is what somebody gets who did not work ahead.
+    editor.open("file:///plain.py", "width = 3\nheight = 4\narea = width *" + text)
+    assert await editor.inline("file:///plain.py", 2, end) == items
+
+
+async def test_accepting_the_first_line_shows_the_rest(eager: Window) -> None:
+    uri = "file:///first_line.py"
+    eager.open(uri, LONG)
+    [item] = await eager.inline(uri, 1, 4)
+    first, rest = str(item.insert_text).split("\n", 1)
+    before = await quiet_of(eager)
+    eager.insert(uri, 1, 4, first)
+    [item] = await eager.inline(uri, 1, 4 + len(first))
+    assert item.insert_text == "\n" + rest
+    after = await quiet_of(eager)
+    assert after["answered_without_pass"] == before["answered_without_pass"] + 1
+
+
+@pytest.mark.parametrize("place", [t.Position(13, 5), None])
+async def test_a_document_that_comes_into_view_is_warmed_up(
+    eager: Window, place: t.Position | None
+) -> None:
+    """At the position that the editor names; else where its last change was."""
+    uri = f"file:///view_{place is None}.py"
+    lines = "".join(f"{name} = compute_{name}(17)\n" for name in "abcdefghij")
+    jobs = (await quiet_of(eager))["jobs"]
+    eager.open(uri, lines + AREA + "\n\n" + lines)
+    await after_jobs(eager, jobs + 1)
+    eager.insert(uri, 0, 0, f"view = {place}\n" * 2)
+    eager.insert(uri, 13, 4, "r")
+    before = await quiet_of(eager)
+    params = messages.DidShowDocumentParams(t.TextDocumentIdentifier(uri), place)
+    eager.client.protocol.notify(messages.DID_SHOW_DOCUMENT, params)
+    warmed = await after_jobs(eager, before["jobs"] + 1)
+    assert warmed["prompt_tokens_computed"] - before["prompt_tokens_computed"] > 50
+    assert await eager.inline(uri, 13, 5)
+    after = await quiet_of(eager)
+    # The key's prompt, and that of what is prepared for after it.
+    assert after["prompt_tokens_computed"] - warmed["prompt_tokens_computed"] < 30
+
+
+async def test_documents_that_nobody_opened_or_that_are_disabled_stay_cold(
+    shared: dict[str, str],
+) -> None:
+    async with window(shared) as editor:
+        await editor.initialize(
+            initialization_options={"server": {"disabled_languages": ["python"]}}
+        )
+        jobs = (await quiet_of(editor))["jobs"]
+        for uri in ("file:///disabled.py", "file:///nowhere.py"):
+            if "disabled" in uri:
+                editor.open(uri, AREA)
+            params = messages.DidShowDocumentParams(t.TextDocumentIdentifier(uri))
+            editor.client.protocol.notify(messages.DID_SHOW_DOCUMENT, params)
+        editor.open("file:///warm.go", AREA, "go")  # what came before has been handled
+        assert (await after_jobs(editor, jobs + 1))["jobs"] == jobs + 1
+        assert editor.shown == []
+
+
+async def test_new_text_is_held_back_for_as_long_as_wanted(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        options = {"completion": {"ahead": False, "debounce_ms": 1500}}
+        await editor.initialize(initialization_options=options)
+        uri = "file:///debounce.py"
+        editor.open(uri, AREA)
+        manual = t.InlineCompletionTriggerKind.Invoked
+        assert await editor.inline(uri, 1, 4, trigger_kind=manual)
+        editor.insert(uri, 0, 0, "# another text\n")
+        begun = time.monotonic()
+        future = editor.stream("s", uri, 2, 4)
+        await until(lambda: editor.partials)
+        assert time.monotonic() >= begun + 1.5
+        assert (await future).items[0].insertText

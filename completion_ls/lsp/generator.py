@@ -1,0 +1,104 @@
+"""From a situation to a suggestion: the request to the engine, and the text that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from completion_ls.config.settings import Settings
+from completion_ls.lsp import rules
+from completion_ls.lsp.known import Known
+from completion_ls.lsp.situation import Situation
+from completion_ls.lsp.suggestion import Lane, Suggestion
+from completion_ls.wire.client import EngineClient, EngineFailed
+from completion_ls.wire.messages import Complete
+
+log = logging.getLogger(__name__)
+
+
+class Generator:
+    """Begins suggestions and gives them up; those that are finished become known."""
+
+    def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.known = Known()
+
+    def begin(self, start: Situation, lane: Lane) -> Suggestion:
+        """Ask the engine for the text at a place."""
+        wanted = self.settings.completion
+        mode = rules.choose_mode(start.before_line, start.after_line, wanted.lines)
+        suggestion = Suggestion(start, mode, wanted.max_lines, lane)
+        suggestion.pump = asyncio.create_task(self._fill(suggestion, self.engine))
+        return suggestion
+
+    def end(self, suggestion: Suggestion) -> None:
+        """Stop a generation; who waits for it hears that it was given up."""
+        suggestion.ended = True
+        if suggestion.pump and not suggestion.finished:
+            suggestion.pump.cancel()
+        suggestion.notify()
+
+    def promote(self, suggestion: Suggestion) -> None:
+        """Somebody waits now for what was begun in the background."""
+        suggestion.lane = "key"
+        if suggestion.answer:
+            self.engine.promote(suggestion.answer)
+
+    def warm_up_request(self, now: Situation, max_context: int) -> Complete:
+        """Has the engine compute the prompt that a suggestion at this place will have."""
+        request = self._request(now, "background")
+        # The prompt gets what the output leaves of the context, and is to be the same.
+        room = max(64, min(request.prompt_tokens, max_context - request.max_tokens))
+        return request.model_copy(update={"prompt_tokens": room, "max_tokens": 1})
+
+    async def _fill(self, suggestion: Suggestion, engine: EngineClient) -> None:
+        try:
+            await self._read(suggestion, engine)
+            if suggestion.finished:
+                self.known.add(suggestion.start, suggestion.offer())
+        except EngineFailed as failure:
+            suggestion.failure = failure
+        except Exception as error:  # whoever waits must hear of it
+            log.exception("a completion failed")
+            suggestion.failure = EngineFailed(f"The completion failed: {error}")
+        finally:
+            suggestion.notify()
+
+    async def _read(self, suggestion: Suggestion, engine: EngineClient) -> None:
+        lane = suggestion.lane
+        answer = await engine.complete(self._request(suggestion.start, lane, suggestion.mode))
+        suggestion.answer = answer
+        try:
+            if suggestion.lane != lane:
+                engine.promote(answer)
+            async for chunk in answer:
+                suggestion.add(chunk.text)
+                if suggestion.finished:
+                    break
+                if suggestion.strayed():
+                    suggestion.ended = True
+                    break
+            suggestion.finished = not suggestion.ended
+        finally:
+            engine.cancel(answer, complete=suggestion.finished)
+
+    def _request(
+        self, start: Situation, lane: Lane, mode: rules.Mode = rules.Mode.BLOCK
+    ) -> Complete:
+        wanted, prompt = self.settings.completion, self.settings.prompt
+        return Complete(
+            id=0,
+            document=start.uri,
+            prefix=start.before,
+            suffix=start.after,
+            context=start.context,
+            lane=lane,
+            prompt_tokens=prompt.max_tokens,
+            suffix_share=prompt.suffix_share,
+            max_tokens=wanted.max_tokens,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            seed=wanted.seed,
+            stop_at_line=mode is rules.Mode.LINE,
+        )

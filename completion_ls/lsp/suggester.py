@@ -1,0 +1,198 @@
+"""The suggestion session: ask the engine for a place once, and answer from it while one types along.
+
+A request is answered from, in this order: the live suggestion of its document, while what is typed
+agrees with it (finished or still running: then the generation goes on); a finished one that is
+known; one that is being prepared for this place; a new one. So the text on the screen stays what it
+is while one types it, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from completion_ls.config.settings import Settings
+from completion_ls.lsp.ahead import Ahead
+from completion_ls.lsp.generator import Generator
+from completion_ls.lsp.situation import Shown, Situation
+from completion_ls.lsp.suggestion import Suggestion
+from completion_ls.wire.client import EngineClient
+
+
+class Suggester:
+    """The suggestions of one editor window."""
+
+    def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        self._generator = Generator(engine, settings)
+        self._known = self._generator.known
+        self._ahead = Ahead(self._generator)
+        self._live: dict[str, Suggestion] = {}
+        self._newest: dict[str, object] = {}
+        self._accepted: set[str] = set()
+
+    @property
+    def engine(self) -> EngineClient:
+        """The connection that requests go to."""
+        return self._generator.engine
+
+    def change(self, *, engine: EngineClient | None = None, settings: Settings) -> None:
+        """Go on with other settings, and another engine where one is given: what there was is
+        forgotten, and requests that wait begin again."""
+        self._generator.settings = settings
+        self._generator.engine = engine or self.engine
+        self._known.clear()
+        self.end_all()
+
+    async def suggest(
+        self, now: Situation, partial: Callable[[Shown], None] | None = None
+    ) -> Shown | None:
+        """The text to show at `now`; `partial` is called with what is there meanwhile.
+
+        Raises EngineFailed. Cancelling the caller stops the engine, unless somebody typed along.
+        """
+        request = self._newest[now.uri] = object()
+        suggestion = self._at_hand(now)
+        computes = suggestion is None
+        not_before = asyncio.get_running_loop().time() + self._patience_s(now, suggestion)
+        suggestion = suggestion or self._begin(now)
+        while not await self._follow(suggestion, now, partial, not_before):
+            # Only for the newest request: the place of an older one is no longer there.
+            if self._newest.get(now.uri) is not request:
+                return None
+            computes = True
+            suggestion = self._at_hand(now) or self._begin(now)
+        if not computes:
+            self.engine.answered_without_pass()
+        shown = suggestion.shown_at(now)
+        if shown and self._newest.get(now.uri) is request:
+            suggestion.shown = now, shown
+            self._ahead.prepare(now.accepting(shown))
+        return shown
+
+    def warm_up(self, now: Situation) -> None:
+        """A document has come into view, and the next key probably comes at this place."""
+        live = self._live.get(now.uri)
+        if not live or live.finished or not live.usable:
+            self._ahead.warm_up(now)
+
+    def follows(self, uri: str) -> bool:
+        """Whether a document has anything that a change could end."""
+        return uri in self._live or self._ahead.is_preparing(uri)
+
+    def changed(self, cursors: Sequence[Situation], inserted: int) -> None:
+        """The document changed by an insertion of so many characters, and the cursor is probably at
+        one of these places: end what agrees with none of them."""
+        uri = cursors[0].uri
+        live = self._live.get(uri)
+        # A pair of characters may be one that the editor closes; to take that for an acceptance
+        # shows text early that agrees with what is typed.
+        if inserted > 1 and live and any(live.is_taken_over(cursor) for cursor in cursors):
+            self._accepted.add(uri)
+        else:
+            self._accepted.discard(uri)
+        self._newest.pop(uri, None)  # older requests are about another text
+        if live and live.start.head:
+            return  # with an item selected, only the next request knows what was typed
+        if live:
+            live.cursor = next((cursor for cursor in cursors if live.goes_on(cursor)), None)
+        if live is None or live.cursor is None:
+            self._end_live(uri)
+            self._ahead.follow(cursors)
+
+    def forget(self, uri: str) -> None:
+        """The document is no longer what was asked about: end its suggestions for good."""
+        self._newest.pop(uri, None)
+        self._accepted.discard(uri)
+        self._end_live(uri)
+        self._ahead.end(uri)
+
+    def close(self, uri: str) -> None:
+        """The document is gone."""
+        self.forget(uri)
+        self._ahead.end_warm_up(uri)
+        self._known.drop(uri)
+
+    def end_all(self) -> None:
+        """Stop everything; requests that wait begin again."""
+        self._ahead.end_all()
+        for uri in list(self._live):
+            self._end_live(uri)
+
+    def _at_hand(self, now: Situation) -> Suggestion | None:
+        """A suggestion that answers at a place: the live one, or one that is known and live again."""
+        live = self._live.get(now.uri)
+        if live and live.usable and live.goes_on(now):
+            return live
+        found = self._known.find(now)
+        if found:
+            self._ahead.end(now.uri)
+            self._set_live(found)
+        return found
+
+    def _begin(self, now: Situation) -> Suggestion:
+        """A generation for a place; that which is being prepared for it, if there is one."""
+        self._ahead.end_warm_up(now.uri)
+        suggestion = self._ahead.take(now)
+        if suggestion is None:
+            self._ahead.end(now.uri)
+            suggestion = self._generator.begin(now, "manual" if now.manual else "key")
+        self._set_live(suggestion)
+        return suggestion
+
+    def _set_live(self, suggestion: Suggestion) -> None:
+        self._end_live(suggestion.start.uri)
+        self._live[suggestion.start.uri] = suggestion
+
+    def _patience_s(self, now: Situation, at_hand: Suggestion | None) -> float:
+        """How long new text is held back. What is there already, or was asked for, is not."""
+        accepted = now.uri in self._accepted
+        self._accepted.discard(now.uri)
+        if now.manual or accepted or (at_hand and (at_hand.finished or at_hand.shown)):
+            return 0.0
+        return self._generator.settings.completion.debounce_ms / 1e3
+
+    async def _follow(
+        self,
+        suggestion: Suggestion,
+        now: Situation,
+        partial: Callable[[Shown], None] | None,
+        not_before: float,
+    ) -> bool:
+        """Wait for a suggestion's end. False when it was given up, or as soon as it turns out to
+        disagree with what was typed."""
+        typed = suggestion.typed_at(now)
+        assert typed is not None
+        suggestion.waiters += 1
+        suggestion.cursor = None
+        suggestion.typed_length = len(typed.text)
+        clock = asyncio.get_running_loop().time
+        last: Shown | None = None
+        try:
+            while True:
+                if suggestion.failure:
+                    raise suggestion.failure
+                if suggestion.ended or not suggestion.agrees(now):
+                    return False
+                held_s = not_before - clock()
+                if suggestion.finished and held_s <= 0:
+                    return True
+                shown = suggestion.shown_at(now)
+                if partial and held_s <= 0 and shown and shown != last:
+                    partial(shown)
+                    suggestion.shown = now, shown
+                    last = shown
+                await suggestion.progress(held_s if held_s > 0 else None)
+        finally:
+            self._leave(suggestion)
+
+    def _leave(self, suggestion: Suggestion) -> None:
+        suggestion.waiters -= 1
+        if suggestion.waiters or suggestion.finished or suggestion.cursor:
+            return
+        if self._live.get(suggestion.start.uri) is suggestion:
+            self._end_live(suggestion.start.uri)
+
+    def _end_live(self, uri: str) -> None:
+        suggestion = self._live.pop(uri, None)
+        if suggestion:
+            self._generator.end(suggestion)

@@ -1,0 +1,152 @@
+"""One suggestion: the text of one generation, seen from the place it was asked for and beyond."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from completion_ls.lsp import rules
+from completion_ls.lsp.situation import Shown, Situation, Typed, typed_since
+from completion_ls.wire.client import Answer, EngineFailed
+
+Lane = Literal["key", "manual", "background"]
+
+BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
+
+
+@dataclass(slots=True, eq=False)
+class Suggestion:
+    """One generation and what it was asked for."""
+
+    start: Situation
+    mode: rules.Mode
+    max_lines: int
+    lane: Lane
+    raw: str = ""
+    finished: bool = False
+    """It is complete: by the rules, or because the model ended it."""
+    failure: EngineFailed | None = None
+    ended: bool = False
+    """It was given up: nobody is to begin with it again."""
+    waiters: int = 0
+    typed_length: int = 0
+    cursor: Situation | None = None
+    """Where a change that agreed has left the cursor: a request that is cancelled after it does not
+    stop the generation, but text that comes to disagree with it does."""
+    shown: tuple[Situation, Shown] | None = None
+    """What the editor was given last, and for which place."""
+    answer: Answer | None = None
+    pump: asyncio.Task[None] | None = None
+    _offer: tuple[int, bool, rules.Offer | None] | None = None
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def recalled(cls, start: Situation, offer: rules.Offer | None) -> Suggestion:
+        """One that was finished before."""
+        found = cls(start, rules.Mode.LINE, 0, "key", finished=True)
+        found._offer = (0, True, offer)
+        return found
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has, or will have, an answer."""
+        return not self.ended and not self.failure
+
+    def add(self, text: str) -> None:
+        """Take more of the model's text, up to where the suggestion is complete."""
+        self.raw += text
+        if not self.start.before_line.strip():
+            # On a blank line the model may leave that line as it is and go on below; the user
+            # stands on it to write there.
+            self.raw = BLANK_LINES.sub("", self.raw)
+        cut = rules.stop(
+            self.raw, before=self.start.before, mode=self.mode, max_lines=self.max_lines
+        )
+        if cut is not None:
+            self.raw = self.raw[:cut]
+            self.finished = True
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake who waits for progress."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def progress(self, timeout_s: float | None = None) -> None:
+        """Wait for more text, the end, or a failure; not longer than the time given."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._progress.wait()
+
+    def offer(self) -> rules.Offer | None:
+        """What the rules make of the text so far, seen from the start."""
+        key = (len(self.raw), self.finished)
+        if self._offer is None or self._offer[:2] != key:
+            offer = rules.offer(
+                self.raw,
+                before=self.start.before,
+                after=self.start.after,
+                mode=self.mode,
+                finished=self.finished,
+            )
+            self._offer = (*key, offer)
+        return self._offer[2]
+
+    def typed_at(self, now: Situation) -> Typed | None:
+        """What was typed between the start and `now`, or None where anything else changed."""
+        return typed_since(self.start, now)
+
+    def goes_on(self, now: Situation) -> bool:
+        """Whether `now` is reached by typing along from where it was asked for last. (Backspace is
+        not: it says that the suggestion is not wanted.)"""
+        typed = self.typed_at(now)
+        return typed is not None and len(typed.text) >= self.typed_length and self.agrees(now)
+
+    def agrees(self, now: Situation) -> bool:
+        """Whether what was typed up to `now` is a part of the suggestion, as far as it is there."""
+        typed = self.typed_at(now)
+        if typed is None:
+            return False
+        offer = self.offer()
+        text = offer.text if offer else ""
+        if text.startswith(typed.text):
+            return len(typed.text) < len(text) or not self.finished or not typed.text
+        return not self.finished and typed.text.startswith(text)
+
+    def strayed(self) -> bool:
+        """Whether the text has come to disagree with what was typed meanwhile."""
+        return self.cursor is not None and not self.agrees(self.cursor)
+
+    def shown_at(self, now: Situation) -> Shown | None:
+        """The rest of the suggestion at a place that agrees."""
+        offer, typed = self.offer(), self.typed_at(now)
+        if offer is None or typed is None:
+            return None
+        rest = rules.type_through(offer.text, typed.text)
+        if not rest:
+            return None
+        covered = len(typed.closers) if _contains_in_order(rest, typed.closers) else 0
+        return Shown(rest, offer.replace_after + covered if covered == len(typed.closers) else 0)
+
+    def is_taken_over(self, cursor: Situation) -> bool:
+        """Whether a cursor stands inside of the text that was shown, or where all of it was
+        accepted."""
+        if self.shown is None:
+            return False
+        place, shown = self.shown
+        typed = typed_since(place, cursor)
+        if typed is not None and typed.text and shown.text.startswith(typed.text):
+            return True
+        return typed_since(place.accepting(shown), cursor) == Typed("", "")
+
+
+def _contains_in_order(text: str, characters: str) -> bool:
+    position = 0
+    for character in characters:
+        position = text.find(character, position) + 1
+        if not position:
+            return False
+    return True

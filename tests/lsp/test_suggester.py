@@ -1,0 +1,495 @@
+"""Suggestion sessions on an engine that says what a test tells it, when it tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from completion_ls.config.settings import CompletionSettings, ServerSettings, Settings
+from completion_ls.lsp import ahead
+from completion_ls.lsp.rules import Offer
+from completion_ls.lsp.situation import Shown, Situation
+from completion_ls.lsp.suggester import Suggester
+from completion_ls.wire.client import Answer, EngineClient, EngineFailed
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import Chunk, Complete, Done, Ready
+
+URI = "file:///a.py"
+AREA = "def area(width, height):\n    "
+BODY = "return width * height"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared ahead begins at once."""
+    monkeypatch.setattr(ahead, "QUIET_S", 0.0)
+
+
+class ScriptedEngine(EngineClient):
+    """The client of a daemon that is not there: requests are noted, answers are given by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(DaemonConfig.of(Settings()))
+        self.ready = Ready(model="scripted", max_context=8192)
+        self.requests: list[Complete] = []
+        self.answers: list[Answer] = []
+        self.cancels: list[tuple[int, bool]] = []
+        self.promoted: list[int] = []
+        self.without_pass = 0
+
+    async def complete(self, request: Complete) -> Answer:
+        answer = Answer(len(self.answers))
+        self.requests.append(request)
+        self.answers.append(answer)
+        self._answers[answer.id] = answer
+        return answer
+
+    def cancel(self, answer: Answer, *, complete: bool = False) -> None:
+        if answer.id in self._answers:
+            self.cancels.append((answer.id, complete))
+        super().cancel(answer, complete=complete)
+
+    def promote(self, answer: Answer) -> None:
+        self.promoted.append(answer.id)
+
+    def answered_without_pass(self) -> None:
+        self.without_pass += 1
+
+    def say(self, job: int, text: str) -> None:
+        self.answers[job].chunks.put_nowait(Chunk(id=job, text=text, reused=0, computed=0))
+
+    def finish(self, job: int, text: str = "") -> None:
+        self.say(job, text)
+        self._answers.pop(job, None)
+        self.answers[job].chunks.put_nowait(
+            Done(
+                id=job,
+                finish="stop",
+                reused=0,
+                computed=0,
+                generated=1,
+                first_token_ms=0,
+                total_ms=0,
+            )
+        )
+
+    def fail(self, job: int) -> None:
+        self._answers.pop(job, None)
+        self.answers[job].chunks.put_nowait(EngineFailed("It failed."))
+
+    @property
+    def lanes(self) -> list[str]:
+        return [request.lane for request in self.requests]
+
+
+class Session:
+    """A user in one document: types, and asks."""
+
+    def __init__(self, **completion: object) -> None:
+        self.engine = ScriptedEngine()
+        settings = Settings(completion=CompletionSettings.model_validate(completion))
+        self.suggester = Suggester(self.engine, settings)
+        self.partials: list[Shown] = []
+
+    def ask(self, now: Situation) -> asyncio.Task[Shown | None]:
+        return asyncio.create_task(self.suggester.suggest(now, self.partials.append))
+
+    async def answer(self, now: Situation, text: str) -> str | None:
+        """Ask for a new suggestion, have the engine give this text, and return what is shown."""
+        task, job = self.ask(now), len(self.engine.answers)
+        await settle()
+        self.engine.finish(job, text)
+        return text_of(await task)
+
+    async def known(self, now: Situation) -> str | None:
+        """What is shown at a place that needs no job."""
+        jobs, without_pass = self.foreground, self.engine.without_pass
+        shown = await asyncio.wait_for(self.ask(now), 10)
+        assert self.foreground == jobs
+        assert self.engine.without_pass == without_pass + 1
+        return text_of(shown)
+
+    @property
+    def foreground(self) -> int:
+        return sum(lane != "background" for lane in self.engine.lanes)
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Session]:
+    """Without work ahead of the user."""
+    session = Session(ahead=False)
+    yield session
+    session.suggester.end_all()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[Session]:
+    found = Session()
+    yield found
+    found.suggester.end_all()
+
+
+def at(before: str, after: str = "", uri: str = URI, **more: Any) -> Situation:
+    return Situation(
+        uri=uri,
+        line=before.count("\n"),
+        column=len(before) - (before.rfind("\n") + 1),
+        before=before,
+        after=after,
+        limit=10_000,
+        **more,
+    )
+
+
+def text_of(shown: Shown | None) -> str | None:
+    return shown.text if shown else None
+
+
+async def settle() -> None:
+    """Let everything that can happen now happen."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+# Known suggestions
+
+
+async def test_backspace_to_a_known_place_is_answered_at_once(alone: Session) -> None:
+    assert await alone.answer(at(AREA), BODY) == BODY
+    alone.suggester.changed([at(AREA + "re")], 1)
+    assert await alone.known(at(AREA + "re")) == BODY[2:]
+    alone.suggester.changed([at(AREA + "r")], 0)
+    assert not alone.suggester.follows(URI)
+    assert await alone.known(at(AREA + "r")) == BODY[1:]
+    # From here one types along again.
+    alone.suggester.changed([at(AREA + "ret")], 2)
+    assert alone.suggester.follows(URI)
+    assert await alone.known(at(AREA + "ret")) == BODY[3:]
+
+
+async def test_undo_after_a_key_that_disagreed(alone: Session) -> None:
+    await alone.answer(at(AREA), BODY)
+    alone.suggester.changed([at(AREA + "x")], 1)
+    assert await alone.answer(at(AREA + "x"), " = 1") == " = 1"
+    alone.suggester.changed([at(AREA)], 0)
+    assert await alone.known(at(AREA)) == BODY
+    alone.suggester.changed([at(AREA + "x")], 1)
+    assert await alone.known(at(AREA + "x")) == " = 1"
+
+
+async def test_text_below_that_changed_is_another_state(alone: Session) -> None:
+    await alone.answer(at(AREA, "\nprint(1)"), BODY)
+    alone.suggester.changed([at(AREA, "\nprint(2)")], 1)
+    assert await alone.answer(at(AREA, "\nprint(2)"), "pass") == "pass"
+    assert await alone.known(at(AREA, "\nprint(1)")) == BODY
+    assert await alone.known(at(AREA, "\nprint(2)")) == "pass"
+
+
+async def test_what_is_shown_stays_while_it_is_typed(alone: Session) -> None:
+    """A newer suggestion fits as well, but another is on the screen."""
+    await alone.answer(at(AREA), BODY)
+    alone.suggester.forget(URI)
+    other = BODY.replace("height", "depth")
+    alone.suggester.changed([at(AREA + "retx")], 1)
+    alone.suggester._known.add(at(AREA + "re"), Offer(other[2:], 0))
+    assert await alone.known(at(AREA)) == BODY
+    for size in range(1, len(BODY)):
+        alone.suggester.changed([at(AREA + BODY[:size])], 1)
+        assert await alone.known(at(AREA + BODY[:size])) == BODY[size:]
+
+
+async def test_what_failed_or_was_given_up_is_not_known(alone: Session) -> None:
+    task = alone.ask(at(AREA))
+    await settle()
+    alone.engine.say(0, "return")
+    await settle()
+    assert [shown.text for shown in alone.partials] == ["return"]
+    task.cancel()
+    await settle()
+    assert alone.engine.cancels == [(0, False)]
+    failing = alone.ask(at(AREA))
+    await settle()
+    alone.engine.say(1, "return")
+    alone.engine.fail(1)
+    with pytest.raises(EngineFailed):
+        await failing
+    assert await alone.answer(at(AREA), BODY) == BODY
+    assert alone.foreground == 3
+
+
+async def test_a_cancel_says_whether_the_job_was_of_use(alone: Session) -> None:
+    task = alone.ask(at("x = "))
+    await settle()
+    alone.engine.say(0, "1\nmore")  # complete by the rules, and the model goes on
+    assert text_of(await task) == "1"
+    assert alone.engine.cancels == [(0, True)]
+    task = alone.ask(at("y = "))
+    await settle()
+    alone.engine.say(1, "1")
+    await settle()
+    alone.suggester.changed([at("y = z")], 1)
+    await settle()
+    assert alone.engine.cancels == [(0, True), (1, False)]
+    assert await task is None
+
+
+async def test_documents_have_their_own_and_lose_it_when_closed(alone: Session) -> None:
+    other = "file:///b.py"
+    await alone.answer(at(AREA), BODY)
+    await alone.answer(at(AREA, uri=other), "pass")
+    alone.suggester.close(URI)
+    assert await alone.known(at(AREA, uri=other)) == "pass"
+    assert await alone.answer(at(AREA), "return 1") == "return 1"
+
+
+async def test_other_settings_forget_all_and_let_who_waits_begin_again(alone: Session) -> None:
+    await alone.answer(at(AREA), BODY)
+    waiting = alone.ask(at("x = "))
+    await settle()
+    alone.suggester.change(settings=Settings(completion=CompletionSettings(seed=1, ahead=False)))
+    await settle()
+    assert alone.engine.requests[2].seed == 1
+    alone.engine.finish(2, "1")
+    assert text_of(await waiting) == "1"
+    assert await alone.answer(at(AREA), "pass") == "pass"
+
+
+# Ahead of the user
+
+
+async def test_what_comes_after_accepting_is_there(session: Session) -> None:
+    await session.answer(at(AREA), BODY)
+    await settle()
+    assert session.engine.lanes == ["key", "background"]
+    assert session.engine.requests[1].prefix == AREA + BODY
+    session.engine.finish(1, "  # done")
+    await settle()
+    assert session.engine.lanes == ["key", "background"]  # no chain
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    assert await session.known(at(AREA + BODY)) == "  # done"
+    await settle()
+    assert session.engine.lanes == ["key", "background", "background"]  # its own turn
+    assert session.engine.requests[2].prefix == AREA + BODY + "  # done"
+
+
+async def test_the_text_after_the_first_line_is_that_of_the_suggestion(session: Session) -> None:
+    body = "total = 0\n    for x in y:\n        total += x"
+    await session.answer(at(AREA), body)
+    await settle()
+    assert [request.prefix for request in session.engine.requests] == [AREA, AREA + body]
+    session.suggester.changed([at(AREA + "total = 0")], 9)
+    assert await session.known(at(AREA + "total = 0")) == body[9:]
+    await settle()
+    assert len(session.engine.requests) == 2
+    assert session.engine.cancels == []
+
+
+async def test_closers_that_accepting_replaces_are_gone(session: Session) -> None:
+    await session.answer(at("print(", ")\n"), "a)(b")
+    await settle()
+    prepared = session.engine.requests[1]
+    assert (prepared.prefix, prepared.suffix) == ("print(a)(b", "\n")
+    session.engine.finish(1, "  # all")
+    await settle()
+    session.suggester.changed([at("print(a)(b", "\n")], 4)
+    assert await session.known(at("print(a)(b", "\n")) == "  # all"
+
+
+async def test_typing_towards_it_keeps_it_and_anything_else_ends_it(session: Session) -> None:
+    await session.answer(at(AREA), BODY)
+    await settle()
+    session.suggester.changed([at(AREA + "ret")], 3)
+    assert await session.known(at(AREA + "ret")) == BODY[3:]
+    await settle()
+    assert session.engine.cancels == []
+    assert session.foreground == 1
+    assert len(session.engine.requests) == 2
+    session.suggester.changed([at(AREA + "retx")], 1)
+    await settle()
+    assert session.engine.cancels == [(1, False)]
+
+
+async def test_who_arrives_early_waits_on_the_key_lane(session: Session) -> None:
+    await session.answer(at(AREA), BODY)
+    await settle()
+    session.engine.say(1, "  # a")
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    await settle()
+    task = session.ask(at(AREA + BODY))
+    await settle()
+    assert session.engine.promoted == [1]
+    assert [shown.text for shown in session.partials][-1] == "  # a"
+    session.engine.finish(1, "rea")
+    assert text_of(await task) == "  # area"
+    assert session.foreground == 1
+    assert session.engine.without_pass == 0  # it did need passes
+
+
+async def test_who_arrives_before_the_job_is_sent_gets_it_on_the_key_lane(
+    session: Session,
+) -> None:
+    later = asyncio.get_running_loop().call_later
+    later(0.01, lambda: session.engine.finish(0, BODY))
+    await session.suggester.suggest(at(AREA))
+    # No task has run since, so the preparation has not sent its request.
+    assert session.engine.lanes == ["key"]
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    later(0.01, lambda: session.engine.finish(1, "  # area"))
+    assert text_of(await session.suggester.suggest(at(AREA + BODY))) == "  # area"
+    assert session.engine.lanes[:2] == ["key", "key"]
+    assert session.engine.promoted == []
+
+
+async def test_text_that_disagrees_with_who_went_past_ends_it(session: Session) -> None:
+    await session.answer(at(AREA), BODY)
+    await settle()
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    session.suggester.changed([at(AREA + BODY + ";")], 1)
+    session.engine.say(1, "  # area")
+    await settle()
+    assert session.engine.cancels == [(1, False)]
+    assert await session.answer(at(AREA + BODY + ";"), " x = 1") == " x = 1"
+
+
+async def test_a_preparation_that_fails_is_silent(session: Session) -> None:
+    await session.answer(at(AREA), BODY)
+    await settle()
+    session.engine.fail(1)
+    await settle()
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    assert await session.answer(at(AREA + BODY), "  # area") == "  # area"
+
+
+async def test_nothing_is_prepared_where_it_is_not_wanted() -> None:
+    off = Session(ahead=False)
+    unready = Session()
+    unready.engine.ready = None
+    disabled = Session()
+    disabled.suggester.change(
+        settings=Settings(server=ServerSettings(disabled_languages=["python"]))
+    )
+    for session in (off, unready, disabled):
+        await session.answer(at(AREA, language="python", manual=True), BODY)
+        session.suggester.warm_up(at(AREA + "x", language="python"))
+        await settle()
+        assert session.engine.lanes == ["manual"]
+
+
+async def test_a_document_in_view_is_warmed_up_until_the_first_key(session: Session) -> None:
+    session.suggester.warm_up(at(AREA, uri="file:///b.py"))
+    await settle()
+    session.suggester.warm_up(at(AREA))
+    await settle()
+    assert session.engine.lanes == ["background", "background"]
+    assert [request.max_tokens for request in session.engine.requests] == [1, 1]
+    assert session.engine.cancels == [(0, False)]
+    session.engine.say(1, "lost")
+    assert await session.answer(at(AREA), BODY) == BODY
+    assert session.engine.cancels == [(0, False), (1, False)]
+
+
+async def test_a_warm_up_has_the_prompt_of_the_keystroke(session: Session) -> None:
+    session.engine.ready = Ready(model="scripted", max_context=1000)
+    session.suggester.warm_up(at(AREA))
+    await settle()
+    assert session.engine.requests[0].prompt_tokens == 1000 - CompletionSettings().max_tokens
+
+
+async def test_the_document_one_works_in_is_not_warmed_up(session: Session) -> None:
+    task = session.ask(at(AREA))
+    await settle()
+    session.suggester.warm_up(at(AREA))
+    await settle()
+    assert session.engine.lanes == ["key"]
+    session.engine.finish(0, BODY)
+    await task
+    session.suggester.warm_up(at(AREA + "re"))  # known
+    await settle()
+    assert session.engine.lanes == ["key", "background"]
+    assert session.engine.requests[1].max_tokens > 1
+
+
+# Waiting before text is shown
+
+
+async def test_new_text_is_held_back_while_the_engine_works() -> None:
+    session = Session(ahead=False, debounce_ms=200)
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    task = session.ask(at(AREA))
+    await settle()
+    assert session.engine.lanes == ["key"]
+    session.engine.say(0, BODY[:6])
+    await settle()
+    assert session.partials == []
+    session.engine.finish(0, BODY[6:])
+    await settle()
+    assert not task.done()
+    assert text_of(await task) == BODY
+    assert clock() >= begun + 0.2
+
+
+async def test_text_that_is_there_when_the_time_is_over_is_shown() -> None:
+    session = Session(ahead=False, debounce_ms=50)
+    task = session.ask(at(AREA))
+    await settle()
+    session.engine.say(0, BODY[:6])
+    while not session.partials:
+        assert not task.done()
+        await asyncio.sleep(0.01)
+    assert [shown.text for shown in session.partials] == [BODY[:6]]
+    session.engine.finish(0, BODY[6:])
+    assert text_of(await task) == BODY
+
+
+async def test_what_is_there_or_asked_for_is_not_held_back() -> None:
+    session = Session(ahead=False, debounce_ms=2000)
+    assert await at_once(session, at(AREA, manual=True), BODY) == BODY
+    assert await at_once(session, at(AREA + "re")) == BODY[2:]
+    session.suggester.changed([at(AREA + "r")], 0)
+    assert await at_once(session, at(AREA + "r")) == BODY[1:]
+    session.suggester.changed([at(AREA + BODY)], len(BODY) - 1)
+    assert await at_once(session, at(AREA + BODY), "  # area") == "  # area"
+
+
+async def test_only_accepting_counts_as_accepting() -> None:
+    session = Session(ahead=False, debounce_ms=2000)
+    assert await at_once(session, at(AREA, manual=True), BODY) == BODY
+    session.suggester.changed([at(AREA + "raise")], 5)  # a paste
+    assert await at_once(session, at(AREA + "raise"), " x") is False
+
+
+async def test_accepting_what_replaced_closers_counts() -> None:
+    session = Session(ahead=False, debounce_ms=2000)
+    assert await at_once(session, at("print(", ")\n", manual=True), "a)(b") == "a)(b"
+    session.suggester.changed([at("print(a)(b", "\n")], 4)
+    assert await at_once(session, at("print(a)(b", "\n"), "  # all") == "  # all"
+
+
+async def at_once(session: Session, now: Situation, text: str = "") -> str | bool | None:
+    """What is shown without any time going by; False where it is held back."""
+    task, jobs = session.ask(now), len(session.engine.answers)
+    await settle()
+    if len(session.engine.answers) > jobs:
+        session.engine.finish(jobs, text)
+        await settle()
+    if task.done():
+        return text_of(await task)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+async def test_nothing_is_prepared_while_somebody_types(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "QUIET_S", 3600.0)
+    await session.answer(at(AREA), BODY)
+    await settle()
+    assert session.engine.lanes == ["key"]
+    assert session.suggester.follows(URI)
