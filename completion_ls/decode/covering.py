@@ -1,4 +1,4 @@
-"""The unfinished word: choosing the first token given that its text begins with what was typed.
+"""The unfinished word: choosing the first tokens given that their text begins with what was typed.
 
 The last characters before the cursor need not end where a token ends: `compu` may be on its way to
 ` computer`, one token, which is never the answer to "what follows the tokens of ` compu`". So the
@@ -9,15 +9,15 @@ tokens that covers r is a candidate, with the probability the model gives it:
                        beyond " comp"       "uter", "utation", …               p(" comp") p(v)
                        beyond " comp" "u"   anything the tokenizer would not merge into the word
 
-Sequences that do not reach beyond r form a tree. Its trunk, the tokenizer's own reading of r,
-costs nothing, since the pass that reads the prompt gives the logits at each of its positions.
-Other branches ("com" + "puter") need a pass each; they are looked into only where the model gives
-their beginning some weight.
+Sequences that do not reach beyond r are branches of a tree. A branch is looked into where the model
+gives it enough weight to matter. Behind some of them the logits are known: the pass that read the
+prompt gives those of the tokenizer's own reading of r, and earlier keystrokes have left others. The
+rest of what matters goes through the model in one small batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +28,14 @@ from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Sampling
 
 Floats = npt.NDArray[np.floating]
+Ids = npt.NDArray[np.int64]
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE = 1e-5
 """A branch with less than this part of the known mass is not looked into, when sampling."""
-MOST_BRANCHES = 4
-"""Most branches off the trunk that are looked into for one choice: each costs a pass."""
+MOST_BRANCHES = 16
+"""Most branches in one batch."""
+MOST_BATCHES = 4
+"""Most batches for one choice: each costs a pass."""
 MOST_CHECKS = 256
 """Most candidates whose tokens are compared with the tokenizer's own."""
 
@@ -48,158 +51,147 @@ class Covered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """Tokens read so far (their text is the beginning of r), and the model's view behind them."""
+class Node:
+    """Tokens read so far (their text is the beginning of r), and what may follow them."""
 
     branch: Branch
-    rest: bytes
-    logprobs: npt.NDArray[np.float64]
-    """[vocabulary], of the next token."""
     path: tuple[float, ...]
     """Log probabilities of the branch's tokens."""
     weight: float
     """Their sum, at the sampling temperature."""
-
-
-def choose_covering(
-    text: bytes,
-    trunk: Branch,
-    trunk_logits: Floats,
-    *,
-    look_into: Callable[[Branch], Floats],
-    allowed: Callable[[Branch], bool],
-    vocabulary: Vocabulary,
-    sampling: Sampling,
-    position: int,
-) -> Covered:
-    """Tokens for the position `position` on (index in prompt + output), whose text begins with `text`.
-
-    `trunk` are the tokens of a beginning of `text` and `trunk_logits` [len(trunk) + 1, vocabulary]
-    the logits before each and behind them. `look_into` gives the logits behind another branch
-    (a pass of the model); `allowed` says whether tokens are what the tokenizer would make of their
-    text. At temperature 0 the most probable sequence is chosen, otherwise one is drawn, with noise
-    that depends on seed, position and token only. `top_p` and `top_k` have no say in this choice.
-    """
-    temperature = sampling.temperature if sampling.temperature > 0 else 1.0
-    nodes = _trunk(text, trunk, trunk_logits, vocabulary, temperature)
-    choices = [_choices(node, vocabulary, sampling, temperature, position) for node in nodes]
-    waiting = _offshoots(nodes, trunk, vocabulary, temperature)
-    for _ in range(MOST_BRANCHES):
-        waiting.sort(key=lambda offshoot: offshoot[0])
-        if not waiting or not _worth(waiting[-1][0], nodes, choices, allowed, sampling):
-            break
-        weight, parent, token = waiting.pop()
-        branch = (*parent.branch, token)
-        node = _Node(
-            branch,
-            parent.rest[len(vocabulary.bytes_of(token)) :],
-            _log_softmax(look_into(branch)),
-            (*parent.path, float(parent.logprobs[token])),
-            weight,
-        )
-        nodes.append(node)
-        choices.append(_choices(node, vocabulary, sampling, temperature, position))
-        waiting += _offshoots([node], (), vocabulary, temperature)
-    _, covered = _best(nodes, choices, allowed)
-    if covered is None:
-        raise ValueError("No token of the model begins with what was typed.")
-    return covered
+    logprobs: Floats
+    """[vocabulary], of the next token."""
+    ids: Ids
+    """The candidates behind this node: tokens that reach beyond r, ..."""
+    weights: npt.NDArray[np.float64]
+    """... and the log weight of each: that of the branch and its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Choices:
-    """The candidates behind one node: ids, their weight, and their score (weight and noise)."""
+class _Offshoot:
+    """A branch that was not looked into. Its weight is a bound for all that is behind it."""
 
-    ids: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float64]
-    scores: npt.NDArray[np.float64]
-
-
-def _trunk(
-    text: bytes, trunk: Branch, logits: Floats, vocabulary: Vocabulary, temperature: float
-) -> list[_Node]:
-    nodes: list[_Node] = []
-    rest, weight = text, 0.0
-    path: tuple[float, ...] = ()
-    for depth in range(len(trunk) + 1):
-        logprobs = _log_softmax(logits[depth])
-        nodes.append(_Node(trunk[:depth], rest, logprobs, path, weight))
-        if depth < len(trunk):
-            token = trunk[depth]
-            weight += float(_tempered(logprobs, temperature)[token])
-            path = (*path, float(logprobs[token]))
-            rest = rest[len(vocabulary.bytes_of(token)) :]
-    return nodes
+    weight: float
+    branch: Branch
+    path: tuple[float, ...]
+    rest: bytes
 
 
-def _choices(
-    node: _Node,
-    vocabulary: Vocabulary,
-    sampling: Sampling,
-    temperature: float,
-    position: int,
-) -> _Choices:
-    # Behind all of r anything may follow, a special token such as the end of the text, too.
-    ids = vocabulary.beyond(node.rest) if node.rest else np.arange(len(node.logprobs))
-    ids = ids[ids < len(node.logprobs)]
-    weights = node.weight + _tempered(node.logprobs, temperature)[ids]
-    if sampling.temperature <= 0:
-        return _Choices(ids, weights, weights)
-    noise = gumbel(sampling.seed, position + len(node.branch), ids)
-    return _Choices(ids, weights, weights + noise)
+@dataclass(frozen=True, slots=True)
+class Covering:
+    """One choice to make: the word, and what the model and the tokenizer say of it.
+
+    `known` gives the logits [vocabulary] behind a branch where they are there, and always those
+    behind the empty one; `look_into` computes them for several branches (a pass of the model).
+    `position` is the index of the first token in prompt + output. Only tokens that the tokenizer
+    itself would make of a text are chosen.
+    """
+
+    text: bytes
+    known: Callable[[Branch], Floats | None]
+    look_into: Callable[[Sequence[Branch]], Sequence[Floats]]
+    vocabulary: Vocabulary
+    sampling: Sampling
+    position: int
+
+    def choose(self) -> Covered:
+        """The most probable sequence at temperature 0, otherwise one drawn with noise that depends
+        on seed, position and token only. `top_p` and `top_k` have no say in this choice."""
+        nodes = self.nodes()
+        found = self._best(nodes)[1]
+        if found is None:
+            raise ValueError("No token of the model begins with what was typed.")
+        return found
+
+    def nodes(self) -> list[Node]:
+        """All branches that matter for the choice, with their candidates."""
+        root = self.known(())
+        assert root is not None
+        nodes: list[Node] = []
+        waiting = self._add(nodes, _Offshoot(0.0, (), (), self.text), root)
+        batches = 0
+        while True:
+            least = self._least(nodes)
+            waiting = [one for one in waiting if one.weight > least]
+            waiting.sort(key=lambda one: -one.weight)
+            for number, one in enumerate(waiting):
+                if (logits := self.known(one.branch)) is not None:
+                    del waiting[number]
+                    waiting += self._add(nodes, one, logits)
+                    break
+            else:
+                worth = [one for one in waiting if self.vocabulary.may_begin(one.branch)][:MOST_BRANCHES]
+                if not worth or batches == MOST_BATCHES:
+                    return nodes
+                batches += 1
+                found = self.look_into([one.branch for one in worth])
+                waiting = [one for one in waiting if one not in worth]
+                for one, logits in zip(worth, found, strict=True):
+                    waiting += self._add(nodes, one, logits)
+
+    def _add(self, nodes: list[Node], one: _Offshoot, logits: Floats) -> list[_Offshoot]:
+        """Look at what is behind a branch; returns the branches that go on from it inside r."""
+        temperature = self.sampling.temperature if self.sampling.temperature > 0 else 1.0
+        logprobs = logits - _log_total(logits)
+        tempered = logprobs
+        if temperature != 1.0:
+            tempered = logits / temperature
+            tempered = tempered - _log_total(tempered)
+        # Behind all of r anything may follow, a special token such as the end of the text, too.
+        ids = self.vocabulary.beyond(one.rest) if one.rest else np.arange(len(logits))
+        ids = ids[ids < len(logits)]
+        weights = one.weight + tempered[ids].astype(np.float64)
+        nodes.append(Node(one.branch, one.path, one.weight, logprobs, ids, weights))
+        return [
+            _Offshoot(
+                one.weight + float(tempered[token]),
+                (*one.branch, int(token)),
+                (*one.path, float(logprobs[token])),
+                one.rest[len(self.vocabulary.bytes_of(int(token))) :],
+            )
+            for token in self.vocabulary.inside(one.rest)
+            if token < len(logits)
+        ]
+
+    def _least(self, nodes: list[Node]) -> float:
+        """The weight above which a branch could matter."""
+        if self.sampling.temperature <= 0:
+            return self._best(nodes)[0]
+        mass = sum(float(np.exp(node.weights).sum()) for node in nodes)
+        return float(np.log(NEGLIGIBLE * mass)) if mass else -np.inf
+
+    def _best(self, nodes: list[Node]) -> tuple[float, Covered | None]:
+        """The candidate with the best score that the tokenizer agrees with, and that score. (Where
+        it agrees with none of the first ones, the very best: there must be an answer.)"""
+        scores = [node.weights for node in nodes]
+        if self.sampling.temperature > 0:
+            scores = [node.weights + self._noise(node) for node in nodes]
+        starts = np.cumsum([0, *(len(part) for part in scores)])
+        score = np.concatenate(scores)
+        if not len(score):
+            return -np.inf, None
+        first = None
+        for count in (min(4, len(score)), min(MOST_CHECKS, len(score))):
+            likely = np.argpartition(-score, count - 1)[:count]
+            for place in likely[np.argsort(-score[likely], kind="stable")]:
+                number = int(np.searchsorted(starts, place, side="right")) - 1
+                node = nodes[number]
+                token = int(node.ids[place - starts[number]])
+                tokens = (*node.branch, token)
+                first = first or (place, node, token)
+                if self.vocabulary.is_canonical(tokens):
+                    return float(score[place]), _covered(node, token)
+        assert first is not None
+        return float(score[first[0]]), _covered(first[1], first[2])
+
+    def _noise(self, node: Node) -> npt.NDArray[np.float64]:
+        return gumbel(self.sampling.seed, self.position + len(node.branch), node.ids)
 
 
-def _offshoots(
-    nodes: list[_Node], trunk: Branch, vocabulary: Vocabulary, temperature: float
-) -> list[tuple[float, _Node, int]]:
-    """Tokens that leave the trunk and end inside r or with it: weight, node, token."""
-    found = []
-    for node in nodes:
-        tempered = _tempered(node.logprobs, temperature)
-        for token in vocabulary.inside(node.rest):
-            on_trunk = len(node.branch) < len(trunk) and trunk[len(node.branch)] == token
-            if not on_trunk and token < len(tempered):
-                found.append((node.weight + float(tempered[token]), node, int(token)))
-    return found
+def _covered(node: Node, token: int) -> Covered:
+    return Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
 
 
-def _worth(
-    weight: float,
-    nodes: list[_Node],
-    choices: list[_Choices],
-    allowed: Callable[[Branch], bool],
-    sampling: Sampling,
-) -> bool:
-    """Whether a branch of this weight, which bounds all that is behind it, could matter."""
-    if sampling.temperature <= 0:
-        return weight > _best(nodes, choices, allowed)[0]
-    mass = sum(float(np.exp(one.weights).sum()) for one in choices)
-    return bool(np.exp(weight) > NEGLIGIBLE * mass)
-
-
-def _best(
-    nodes: list[_Node], choices: list[_Choices], allowed: Callable[[Branch], bool]
-) -> tuple[float, Covered | None]:
-    """The candidate with the best score that the tokenizer agrees with, and that score. (Where it
-    agrees with none of the first ones, the very best: there must be an answer.)"""
-    owner = np.concatenate([np.full(len(one.ids), n) for n, one in enumerate(choices)])
-    ids = np.concatenate([one.ids for one in choices])
-    scores = np.concatenate([one.scores for one in choices])
-    if not len(ids):
-        return -np.inf, None
-    likely = np.argpartition(-scores, min(MOST_CHECKS, len(scores)) - 1)[:MOST_CHECKS]
-    ordered = likely[np.argsort(-scores[likely], kind="stable")]
-    found = (n for n in ordered if allowed((*nodes[owner[n]].branch, int(ids[n]))))
-    chosen = next(found, ordered[0])
-    node, token = nodes[owner[chosen]], int(ids[chosen])
-    covered = Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
-    return float(scores[chosen]), covered
-
-
-def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - float(logits.max())
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
-
-
-def _tempered(logprobs: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
-    return logprobs if temperature == 1.0 else _log_softmax(logprobs / temperature)
+def _log_total(logits: Floats) -> float:
+    largest = logits.max()
+    return float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))

@@ -71,6 +71,8 @@ class Job:
     sampling: Sampling = Sampling()
     lane: Lane = Lane.KEY
     unfinished: Unfinished | None = None
+    fresh: bool = False
+    """Compute everything, as an engine that was just loaded would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ class Event:
     """What one step did for one job.
 
     `reused` and `computed` count the prompt's tokens so far: taken from a cached KV, and put
-    through the model for this job. After the prefill they add up to the prompt's length.
+    through the model for this job. After the prefill they add up to the prompt's length, except
+    where it ends in an unfinished word: tokens of it that no choice depends on are not computed,
+    other ways to split it, and what the next keystroke may need, are.
     `tokens` are the ids produced in this step, `logprobs` their natural-log probabilities under
     the target model's own distribution (before temperature and filters).
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.tree import KvSequence, TreePath
 
 _log = logging.getLogger(__name__)
 
@@ -18,41 +18,6 @@ BLOCK = 128
 EXPENDABLE = 64
 """A new job may drop so many prompt tokens of an idle sequence that it takes over; if it would drop
 more, it copies what is common. Computing this many again costs about what the copy costs."""
-
-
-@dataclass(slots=True, eq=False)
-class KvSequence:
-    """Keys and values of one token sequence (a `llama.KvStore`)."""
-
-    layers: list[Tensor]
-    """Per layer [2, kv_heads, capacity, head_dim]."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens whose keys and values are there."""
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    """Logits [vocabulary] behind some tokens, by index: those at the end of the last prompt, where
-    the next keystroke looks again."""
-    prompt_length: int = 0
-    """How many of them, from the start, were the last job's prompt; what that job generated behind
-    it is cheap to lose."""
-    in_use: bool = False
-    last_used: int = 0
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    def cut(self, length: int) -> None:
-        """Forget what is behind the first `length` tokens."""
-        del self.tokens[length:]
-        self.logits = {index: row for index, row in self.logits.items() if index < length}
-
-    @property
-    def capacity(self) -> int:
-        return self.layers[-1].shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (*self.layers, *self.logits.values()))
 
 
 class KvCache:
@@ -83,29 +48,51 @@ class KvCache:
         """How many sequences there are, in use or idle."""
         return len(self._sequences)
 
-    def acquire(self, prompt: Sequence[int], room: int) -> KvSequence:
-        """A sequence for a job, marked in use: its tokens are a prefix of `prompt`, perhaps all of
-        it, and it holds `room` tokens without growing. An idle sequence is taken over where that
-        loses little of it, otherwise the common prefix is copied.
+    def acquire(self, prompt: Sequence[int], room: int, *, fresh: bool = False) -> KvSequence:
+        """A sequence for a job, marked in use: its line is a beginning of `prompt`, perhaps all of
+        it, and it holds `room` tokens without growing. An idle sequence is taken over, with its
+        branches, where that loses little of it; otherwise the common beginning is copied. A `fresh`
+        one is empty.
         """
         wanted = list(prompt)
         capacity = -(-room // BLOCK) * BLOCK
-        source, common = self._best(wanted)
+        source, path = (None, TreePath(0, ())) if fresh else self._best(wanted)
         if source is not None and not source.in_use:
-            kept = min(source.prompt_length, source.length)
-            if kept - common <= EXPENDABLE or not self._fits(source, capacity):
-                return self._take_over(source, common, wanted, capacity)
+            kept = min(source.prompt_length, source.line)
+            if kept - path.common <= EXPENDABLE or not self._fits(source, capacity):
+                source.straighten(path)
+                self._mark(source, wanted)
+                self.grow(source, capacity)
+                return source
         sequence = KvSequence([])
         self._make_room(self._bytes_of(capacity), source)
         sequence.layers = [self._empty(capacity) for _ in range(self._shape.layers)]
         if source is not None:
+            slots = torch.tensor([*range(path.common), *path.slots])
             for new, old in zip(sequence.layers, source.layers, strict=True):
-                new[:, :, :common] = old[:, :, :common]
-        sequence.tokens = wanted[:common]
-        if source is not None:
-            sequence.logits = {n: row for n, row in source.logits.items() if n < common}
+                new[:, :, : len(slots)] = old[:, :, slots]
+            sequence.extend(wanted[: len(slots)])
+            if (row := source.rows.get(path.end)) is not None:
+                sequence.keep_row(len(slots) - 1, row)
         self._sequences.append(sequence)
-        return self._mark(sequence, wanted)
+        self._mark(sequence, wanted)
+        return sequence
+
+    def grow(self, sequence: KvSequence, slots: int) -> None:
+        """Make room for so many slots in a sequence that is in use."""
+        if slots <= sequence.capacity:
+            return
+        capacity = -(-slots // BLOCK) * BLOCK
+        self._make_room(self._bytes_of(capacity) - self._bytes_of(sequence.capacity), sequence)
+        try:
+            # Layer by layer, so that only one layer is there twice.
+            for index, old in enumerate(sequence.layers):
+                new = self._empty(capacity)
+                new[:, :, : sequence.length] = old[:, :, : sequence.length]
+                sequence.layers[index] = new
+        except BaseException:
+            self.discard(sequence)
+            raise
 
     def release(self, sequence: KvSequence) -> None:
         """The job is done or dropped; its sequence stays for reuse as far as the cap allows."""
@@ -122,51 +109,34 @@ class KvCache:
 
     def discard(self, sequence: KvSequence) -> None:
         """Forget a sequence whose job failed."""
-        self._sequences.remove(sequence)
+        if sequence in self._sequences:
+            self._sequences.remove(sequence)
 
     def clear(self) -> None:
         """Forget everything."""
         self._sequences.clear()
 
-    def _best(self, wanted: list[int]) -> tuple[KvSequence | None, int]:
-        """The sequence with the longest prefix in common and that prefix's length; of equals an
+    def _best(self, wanted: list[int]) -> tuple[KvSequence | None, TreePath]:
+        """The sequence with the longest beginning of a text, and where it is there; of equals an
         idle one, then the one that loses least."""
         best: tuple[int, bool, int, int] = (0, False, 0, 0)
-        found = None
+        found, where = None, TreePath(0, ())
         for sequence in self._sequences:
-            common = common_prefix(sequence.tokens, wanted)
-            rank = (common, not sequence.in_use, -sequence.length, sequence.last_used)
-            if common > 0 and (found is None or rank > best):
-                best, found = rank, sequence
-        return found, best[0]
+            path = sequence.find(wanted)
+            rank = (len(path), not sequence.in_use, -sequence.length, sequence.last_used)
+            if path and (found is None or rank > best):
+                best, found, where = rank, sequence, path
+        return found, where
 
     def _fits(self, source: KvSequence, capacity: int) -> bool:
         """Whether a new sequence has room beside `source` when all other idle ones go."""
         fixed = sum(s.nbytes for s in self._sequences if s.in_use or s is source)
         return fixed + self._bytes_of(capacity) <= self._limit
 
-    def _take_over(
-        self, sequence: KvSequence, common: int, wanted: list[int], capacity: int
-    ) -> KvSequence:
-        sequence.cut(common)
-        if sequence.capacity < capacity:
-            self._make_room(self._bytes_of(capacity) - sequence.nbytes, sequence)
-            try:
-                # Layer by layer, so that only one layer is there twice.
-                for index, old in enumerate(sequence.layers):
-                    new = self._empty(capacity)
-                    new[:, :, :common] = old[:, :, :common]
-                    sequence.layers[index] = new
-            except BaseException:
-                self.discard(sequence)
-                raise
-        return self._mark(sequence, wanted)
-
-    def _mark(self, sequence: KvSequence, wanted: list[int]) -> KvSequence:
+    def _mark(self, sequence: KvSequence, wanted: list[int]) -> None:
         sequence.prompt_length = len(wanted)
         sequence.in_use = True
         self._touch(sequence)
-        return sequence
 
     def _touch(self, sequence: KvSequence) -> None:
         self._clock += 1
@@ -189,19 +159,3 @@ class KvCache:
     def _bytes_of(self, capacity: int) -> int:
         shape = self._shape
         return shape.layers * 2 * shape.kv_heads * capacity * shape.head_dim * 4
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens `a` and `b` have in common at the start.
-
-    Halves the unknown part with slice comparisons, which run in C: a loop over 2,000 tokens and
-    some sequences would cost a visible part of a one-token pass.
-    """
-    known, end = 0, min(len(a), len(b))
-    while known < end:
-        middle = (known + end + 1) // 2
-        if a[known:middle] == b[known:middle]:
-            known = middle
-        else:
-            end = middle - 1
-    return known

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from completion_ls.engines.shape import LlamaShape, read_shape
+from completion_ls.engines.tree import View
 from completion_ls.engines.weights import LayerWeights, LlamaWeights, read_weights
 
 
@@ -34,6 +35,7 @@ class Llama:
         self.shape = shape
         self.weights = weights
         self._frequencies = _rope_frequencies(shape)
+        self._group = shape.heads // shape.kv_heads
 
     @classmethod
     def read(cls, folder: Path) -> Llama:
@@ -42,16 +44,21 @@ class Llama:
         return cls(shape, read_weights(folder, shape))
 
     @torch.inference_mode()
-    def forward(self, tokens: Sequence[int], kv: KvStore, logits_of: int) -> Tensor:
-        """Put `tokens` through the model after the `kv.length` tokens that `kv` holds.
+    def forward(
+        self, tokens: Sequence[int], kv: KvStore, logits_of: int, view: View | None = None
+    ) -> Tensor:
+        """Put `tokens` through the model after the `kv.length` tokens that `kv` holds; with a `view`
+        they stand elsewhere in the text and see only a part of those.
 
         Writes the new keys and values behind those (the caller raises `kv`'s length afterwards, so
         a pass that fails leaves no trace). Returns the logits of the last `logits_of` tokens,
         [logits_of, vocabulary]; 0 spares the output layer.
         """
         past, count = kv.length, len(tokens)
-        cos, sin = self._rotation(past, count)
-        mask = self._mask(past, count)
+        if view is None:
+            view = View(list(range(past, past + count)), _causal(past, count))
+        cos, sin = self._rotation(view.positions)
+        mask = None if view.mask is None else view.mask.repeat(self._group, 1)
         x = embedding(torch.tensor(tokens), self.weights.embedding)
         for layer, cache in zip(self.weights.layers, kv.layers, strict=True):
             q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
@@ -87,8 +94,7 @@ class Llama:
         enable_gqa, plain products) except at a few rows, where all are about equal.
         """
         count, heads, size = q.shape
-        kv_heads = self.shape.kv_heads
-        group = heads // kv_heads
+        kv_heads, group = self.shape.kv_heads, self._group
         q = q.view(count, kv_heads, group, size).permute(1, 2, 0, 3)
         y = scaled_dot_product_attention(
             q.reshape(1, kv_heads, group * count, size), seen[0], seen[1], attn_mask=mask
@@ -98,19 +104,18 @@ class Llama:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self.shape.norm_eps)
 
-    def _rotation(self, past: int, count: int) -> tuple[Tensor, Tensor]:
+    def _rotation(self, positions: list[int]) -> tuple[Tensor, Tensor]:
         """Cosines and sines [count, 1, head_dim] for these positions, ready for halves swapped."""
-        positions = torch.arange(past, past + count, dtype=torch.float32)
-        angles = torch.outer(positions, self._frequencies)[:, None]
+        angles = torch.outer(torch.tensor(positions).float(), self._frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
-    def _mask(self, past: int, count: int) -> Tensor | None:
-        """What new tokens may not see, [group * count, past + count], to be added to scores."""
-        if count == 1:
-            return None
-        hidden = torch.full((count, past + count), -math.inf).triu(past + 1)
-        return hidden.repeat(self.shape.heads // self.shape.kv_heads, 1)
+
+def _causal(past: int, count: int) -> Tensor | None:
+    """What new tokens in a line may not see, [count, past + count], to be added to scores."""
+    if count == 1:
+        return None
+    return torch.full((count, past + count), -math.inf).triu(past + 1)
 
 
 def _rope_frequencies(shape: LlamaShape) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from completion_ls.config.settings import EngineSettings
-from completion_ls.decode.covering import Floats, choose_covering
+from completion_ls.decode.covering import Branch, Covering, Floats
 from completion_ls.decode.sampling import choose
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import (
@@ -23,8 +24,16 @@ from completion_ls.engines.contract import (
     Lane,
     Unfinished,
 )
-from completion_ls.engines.kv import KvCache, KvSequence, common_prefix
+from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
+from completion_ls.engines.tree import KvSequence, Node, TreePath, View
+
+SPARE_SLOTS = 192
+"""Room in a sequence for branches; it grows where that is not enough."""
+SHORT = 16
+"""So many tokens go through the model beside the branches, which a longer chunk would clear away."""
+KEPT_ROWS = 24
+"""Of so many tokens of the output the logits are kept: a user who types along may leave it there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,20 +48,17 @@ class _Running:
     output: list[int] = field(default_factory=list)
     first_tokens: int = 1
     """How many tokens of the output came with the prefill."""
+    tip: int = -1
+    """The slot that the last token of the output follows."""
 
     @property
     def prefilled(self) -> bool:
-        return self.reused + self.computed == len(self.job.prompt)
+        return bool(self.output)
 
     @property
-    def looked_at(self) -> range:
-        """Indices of prompt tokens whose logits give the first tokens of the output."""
-        return range(len(self.job.prompt) - self.word_tokens - 1, len(self.job.prompt))
-
-    @property
-    def word_tokens(self) -> int:
-        """Tokens at the prompt's end that the output takes the place of."""
-        return self.job.unfinished.tokens if self.job.unfinished else 0
+    def base(self) -> int:
+        """Tokens of the prompt before the unfinished word, whose place the output takes."""
+        return len(self.job.prompt) - (self.job.unfinished.tokens if self.job.unfinished else 0)
 
 
 class TorchCpuEngine:
@@ -134,7 +140,10 @@ class TorchCpuEngine:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
         running = self._jobs.pop(job_id, None)
         if running is not None and running.kv is not None:
-            self._cache.release(running.kv)
+            if running.job.fresh:  # nobody types there
+                self._cache.discard(running.kv)
+            else:
+                self._cache.release(running.kv)
 
     def promote(self, job_id: int, lane: Lane) -> None:
         """Move a job to another lane. Unknown ids are ignored."""
@@ -191,77 +200,82 @@ class TorchCpuEngine:
         return first
 
     def _prefill(self, running: _Running) -> Event:
-        prompt = running.job.prompt
+        prompt, base = running.job.prompt, running.base
         if running.kv is None:
             # Only now, not in `add`: by now an older job may have computed what this one needs.
-            # The last token produced is never put through the model, so it needs no room.
-            room = len(prompt) + running.job.max_new_tokens - 1
-            if running.job.unfinished:
-                room += len(running.job.unfinished.text)
-            running.kv = self._cache.acquire(prompt, room)
-            # The logits of these positions are needed: where they are not kept, the tokens before
-            # them are computed again.
-            missing = (n for n in running.looked_at if n not in running.kv.logits)
-            running.kv.cut(next(missing, len(prompt)))
-            running.reused = running.kv.length
+            word = len(running.job.unfinished.text) if running.job.unfinished else 0
+            room = len(prompt) + running.job.max_new_tokens + word + SPARE_SLOTS
+            running.kv = kv = self._cache.acquire(
+                prompt[:base], room, fresh=running.job.fresh
+            )
+            running.tip = kv.line - 1
+            if kv.line == base and base - 1 not in kv.rows:
+                # Its logits are needed and were not kept: once more.
+                kv.straighten(TreePath(base - 1, ()))
+            running.reused = kv.line
+            if kv.line == base:
+                running.reused += len(_chain(kv, base - 1, prompt[base:]))
             self._reused += running.reused
-        kv, looked_at = running.kv, running.looked_at
-        tokens = prompt[kv.length : kv.length + self._chunk]
-        if tokens:
-            end = kv.length + len(tokens)
-            rows = self._pass(kv, tokens, sum(n < end for n in looked_at if n >= kv.length))
-            # Cloned: a view would keep the rows of the whole pass.
-            kept = (row.clone() for row in rows)
-            kv.logits.update(zip(range(end - len(rows), end), kept, strict=True))
-            running.computed += len(tokens)
-            self._computed += len(tokens)
-        if kv.length < len(prompt):
+        kv = running.kv
+        if kv.line < base:
+            self._advance(running, kv)
+        if kv.line < base:
             return _event(running)
-        kv.logits = {n: kv.logits[n] for n in looked_at}  # only those: a row is large
-        logits = torch.stack([kv.logits[n] for n in looked_at])
+        running.tip = base - 1
         if running.job.unfinished:
-            return self._cover(running, running.job.unfinished, logits)
-        return self._produce(running, logits)
+            return self._cover(running, kv, running.job.unfinished)
+        return self._produce(running, kv.rows[base - 1])
 
-    def _cover(self, running: _Running, word: Unfinished, logits: torch.Tensor) -> Event:
+    def _advance(self, running: _Running, kv: KvSequence) -> None:
+        """Put the next chunk of the prompt through the model, its unfinished word included."""
+        prompt, base = running.job.prompt, running.base
+        start = kv.line
+        if kv.length > start and len(prompt) - start <= SHORT:
+            count = self._grow(kv, [(start - 1, prompt[start:])])
+            kv.straighten(kv.find(list(prompt[:base])))
+        else:
+            kv.cut(start)
+            tokens = prompt[start : start + self._chunk]
+            count, end = len(tokens), start + len(tokens)
+            rows = self._forward(tokens, kv, max(0, end - max(start, base - 1)))
+            kv.extend(tokens)
+            for slot, row in zip(range(end - len(rows), end), rows, strict=True):
+                kv.keep_row(slot, row)
+        self._count(running, count)
+
+    def _cover(self, running: _Running, kv: KvSequence, word: Unfinished) -> Event:
         """The first tokens where the prompt ends in an unfinished word."""
-        job, kv = running.job, running.kv
-        assert kv is not None
+        job, base = running.job, running.base
         assert self._vocabulary is not None
-        base = len(job.prompt) - word.tokens
 
-        def go_to(branch: tuple[int, ...], logits_of: int) -> torch.Tensor | None:
-            """Make the KV that of the prompt before the word and these tokens."""
-            tail = kv.tokens[base:]
-            same = common_prefix(tail, list(branch))
-            if logits_of:  # the last one is computed again where it is there already
-                same = min(same, len(branch) - 1)
-            kv.cut(base + same)
-            return self._pass(kv, branch[same:], logits_of) if branch[same:] else None
+        def known(branch: Branch) -> Floats | None:
+            slots = _chain(kv, base - 1, branch)
+            row = kv.rows.get(slots[-1] if slots else base - 1)
+            return row.numpy() if row is not None and len(slots) == len(branch) else None
 
-        def look_into(branch: tuple[int, ...]) -> Floats:
-            found = go_to(branch, 1)
-            assert found is not None
-            return found[-1].numpy()
+        def look_into(branches: Sequence[Branch]) -> list[Floats]:
+            self._count(running, self._grow(kv, [(base - 1, branch) for branch in branches]))
+            found = [known(branch) for branch in branches]
+            return [row for row in found if row is not None]
 
-        covered = choose_covering(
-            word.text,
-            job.prompt[base:],
-            logits.numpy(),
+        covered = Covering(
+            text=word.text,
+            known=known,
             look_into=look_into,
-            allowed=self._vocabulary.is_canonical,
             vocabulary=self._vocabulary,
             sampling=job.sampling,
             position=base,
-        )
-        go_to(covered.tokens[:-1], 0)
-        stopped = covered.tokens[-1] in job.stop_token_ids
-        kept = len(covered.tokens) - stopped
-        running.output += covered.tokens[:kept]
-        running.first_tokens = len(covered.tokens)
+        ).choose()
+        tokens = covered.tokens
+        self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
+        running.tip = ([base - 1, *_chain(kv, base - 1, tokens[:-1])])[-1]
+        stopped = tokens[-1] in job.stop_token_ids
+        kept = len(tokens) - stopped
+        running.output += tokens[:kept]
+        running.first_tokens = len(tokens)
         self._generated += kept
         finish = Finish.STOP if stopped else self._full(running)
-        return _event(running, covered.tokens[:kept], covered.logprobs[:kept], finish)
+        return _event(running, tokens[:kept], covered.logprobs[:kept], finish)
 
     def _full(self, running: _Running) -> Finish | None:
         """LENGTH when the job has what it asked for; an unfinished word counts as one token."""
@@ -269,26 +283,76 @@ class TorchCpuEngine:
         return Finish.LENGTH if produced >= running.job.max_new_tokens else None
 
     def _decode(self, running: _Running) -> Event:
-        assert running.kv is not None
-        return self._produce(running, self._pass(running.kv, running.output[-1:], 1))
+        kv, prompt, base = running.kv, running.job.prompt, running.base
+        assert kv is not None
+        last = running.output[-1]
+        slot = kv.after(running.tip, last)
+        if slot is None or slot not in kv.rows:
+            # The word as it was typed comes along, since the next keystroke, if it is not the one
+            # that is foreseen here, most likely goes on from there.
+            ahead = [] if running.lane is Lane.BACKGROUND else [(base - 1, prompt[base:])]
+            self._count(running, self._grow(kv, [(running.tip, (last,)), *ahead]) - 1)
+            slot = kv.after(running.tip, last)
+            assert slot is not None
+        running.tip = slot
+        row = kv.rows[slot] if len(running.output) < KEPT_ROWS else kv.rows.pop(slot)
+        return self._produce(running, row)
 
-    def _pass(
-        self, kv: KvSequence, tokens: list[int] | tuple[int, ...], logits_of: int
+    def _count(self, running: _Running, prompt_tokens: int) -> None:
+        running.computed += prompt_tokens
+        self._computed += prompt_tokens
+
+    def _grow(self, kv: KvSequence, branches: Sequence[tuple[int, Branch]]) -> int:
+        """Compute what is missing of branches (the slot that each follows, and its tokens) in one
+        pass, and keep their logits; returns how many tokens that were."""
+        nodes: list[Node] = []
+        new: dict[Node, int] = {}
+        for slot, branch in branches:
+            for token in branch:
+                found = new.get((slot, token), kv.after(slot, token))
+                if found is None or (found < kv.length and found not in kv.rows):
+                    found = new[slot, token] = kv.length + len(nodes)
+                    nodes.append((slot, token))
+                slot = found
+        if nodes:
+            self._cache.grow(kv, kv.length + len(nodes))
+            tokens = [token for _, token in nodes]
+            rows = self._forward(tokens, kv, len(nodes), kv.view(nodes))
+            for slot, row in zip(kv.branch(nodes), rows, strict=True):
+                kv.keep_row(slot, row)
+        return len(nodes)
+
+    def _forward(
+        self,
+        tokens: Sequence[int],
+        kv: KvSequence,
+        logits_of: int,
+        view: View | None = None,
     ) -> torch.Tensor:
-        logits = self._model.forward(tokens, kv, logits_of)
-        kv.tokens.extend(tokens)
         self._passes += 1
-        return logits
+        return self._model.forward(tokens, kv, logits_of, view)
 
     def _produce(self, running: _Running, logits: torch.Tensor) -> Event:
         job = running.job
-        position = len(job.prompt) - running.word_tokens + len(running.output)
-        token, logprob = choose(logits[-1].numpy(), job.sampling, position)
+        position = running.base + len(running.output)
+        token, logprob = choose(logits.numpy(), job.sampling, position)
         if token in job.stop_token_ids:
             return _event(running, finish=Finish.STOP)
         running.output.append(token)
         self._generated += 1
         return _event(running, (token,), (logprob,), self._full(running))
+
+
+def _chain(kv: KvSequence, slot: int, tokens: Sequence[int]) -> list[int]:
+    """The slots of tokens that follow a slot, as far as they are there."""
+    slots: list[int] = []
+    for token in tokens:
+        found = kv.after(slot, token)
+        if found is None:
+            break
+        slots.append(found)
+        slot = found
+    return slots
 
 
 def _event(

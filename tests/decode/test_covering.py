@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from completion_ls.decode import covering
-from completion_ls.decode.covering import Branch, Covered, choose_covering
+from completion_ls.decode.covering import Branch, Covered, Covering
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Sampling
 from support.tiny_model import write_tiny_model
@@ -38,6 +38,7 @@ def _no_limits() -> Iterator[None]:
     language model leaves a few of each, so in use both are limited."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(covering, "MOST_BRANCHES", 1000)
+        patch.setattr(covering, "MOST_BATCHES", 1000)
         patch.setattr(covering, "MOST_CHECKS", 10**6)
         yield
 
@@ -52,21 +53,35 @@ class Model:
         key = zlib.crc32(repr((self.seed, branch)).encode())
         return np.random.default_rng(key).normal(0, 2.5, self.size)
 
-    def look_into(self, branch: Branch) -> np.ndarray:
+    def look_into(self, branches: Sequence[Branch]) -> list[np.ndarray]:
         self.passes += 1
-        return self(branch)
+        return [self(branch) for branch in branches]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
 
 
-def brute_force(model: Model, vocabulary: Vocabulary, word: bytes) -> dict[Branch, float]:
+def by_text(
+    branches: dict[Branch, float], vocabulary: Vocabulary
+) -> dict[tuple[bytes, int], float]:
+    """Probabilities of texts (special tokens, which have no text, apart)."""
+    found: dict[tuple[bytes, int], float] = {}
+    for branch, mass in branches.items():
+        special = 0 if vocabulary.bytes_of(branch[-1]) else branch[-1]
+        text = b"".join(map(vocabulary.bytes_of, branch))
+        found[text, special] = found.get((text, special), 0.0) + mass
+    return found
+
+
+def brute_force(
+    model: Model, vocabulary: Vocabulary, word: bytes, temperature: float = 1.0
+) -> dict[Branch, float]:
     """Every canonical sequence whose text first reaches beyond the word, with its probability."""
     found: dict[Branch, float] = {}
 
     def walk(branch: Branch, rest: bytes, logp: float) -> None:
-        logprobs = log_softmax(model(branch))
+        logprobs = log_softmax(model(branch) / temperature)
         for token in range(model.size):
             text = vocabulary.bytes_of(token)
             now = (*branch, token)
@@ -81,21 +96,26 @@ def brute_force(model: Model, vocabulary: Vocabulary, word: bytes) -> dict[Branc
     return {branch: float(np.exp(logp - total)) for branch, logp in found.items()}
 
 
-def choose(
+def covering_of(
     model: Model, vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, sampling: Sampling
-) -> Covered:
+) -> Covering:
+    """As after a pass that read the word's own tokens."""
     trunk = tuple(tokenizer.encode(word, add_special_tokens=False).ids)
-    logits = np.stack([model(trunk[:depth]) for depth in range(len(trunk) + 1)])
-    return choose_covering(
-        word.encode(),
-        trunk,
-        logits,
+    read = [trunk[:depth] for depth in range(len(trunk) + 1)]
+    return Covering(
+        text=word.encode(),
+        known=lambda branch: model(branch) if branch in read else None,
         look_into=model.look_into,
-        allowed=vocabulary.is_canonical,
         vocabulary=vocabulary,
         sampling=sampling,
         position=10,
     )
+
+
+def choose(
+    model: Model, vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, sampling: Sampling
+) -> Covered:
+    return covering_of(model, vocabulary, tokenizer, word, sampling).choose()
 
 
 def test_the_bytes_of_all_tokens_spell_any_text(
@@ -130,6 +150,27 @@ def test_greedy_takes_the_most_probable_covering(
     assert logp == pytest.approx(
         sum(log_softmax(model(covered.tokens[:n]))[t] for n, t in enumerate(covered.tokens))
     )
+
+
+@given(st.sampled_from(WORDS), st.integers(0, 10_000), st.sampled_from([1.0, 0.6]))
+@settings(max_examples=40, deadline=None)
+def test_the_distribution_is_the_conditional_one(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, seed: int, temperature: float
+) -> None:
+    """Of the next text, equal to 1e-4 in total variation."""
+    model = Model(tokenizer.get_vocab_size(), seed)
+    expected = by_text(brute_force(model, vocabulary, word.encode(), temperature), vocabulary)
+    covering = covering_of(model, vocabulary, tokenizer, word, Sampling(temperature=temperature))
+    found: dict[Branch, float] = {}
+    for node in covering.nodes():
+        for token, weight in zip(node.ids.tolist(), node.weights.tolist(), strict=True):
+            if vocabulary.is_canonical((*node.branch, token)):
+                found[(*node.branch, token)] = float(np.exp(weight))
+    total = sum(found.values())
+    implied = by_text({branch: mass / total for branch, mass in found.items()}, vocabulary)
+    texts = expected.keys() | implied.keys()
+    apart = sum(abs(expected.get(text, 0.0) - implied.get(text, 0.0)) for text in texts) / 2
+    assert apart < 1e-4
 
 
 @pytest.mark.parametrize("word", [" va", "\n    ", " ", "retur"])

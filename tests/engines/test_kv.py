@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from completion_ls.engines.kv import BLOCK, EXPENDABLE, KvCache, KvSequence, common_prefix
+from completion_ls.engines.kv import BLOCK, EXPENDABLE, KvCache
 from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.tree import KvSequence, common_prefix
 
 SHAPE = LlamaShape(
     vocabulary=1000,
@@ -35,13 +36,27 @@ def text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(1, 1000), k=length)
 
 
-def write(sequence: KvSequence, tokens: list[int]) -> None:
+def fill(sequence: KvSequence, tokens: list[int]) -> None:
     """Stand in for the forward: keys and values that tell token and layer."""
     start = sequence.length
     for number, layer in enumerate(sequence.layers):
         for offset, token in enumerate(tokens):
             layer[:, :, start + offset] = token + number * 10_000
-    sequence.tokens.extend(tokens)
+
+
+def write(sequence: KvSequence, tokens: list[int]) -> None:
+    """A prefill."""
+    sequence.cut(sequence.line)
+    fill(sequence, tokens)
+    sequence.extend(tokens)
+
+
+def generate(sequence: KvSequence, tokens: list[int]) -> None:
+    """What is generated stands beside the line."""
+    at = sequence.line - 1
+    for token in tokens:
+        fill(sequence, [token])
+        (at,) = sequence.branch([(at, token)])
 
 
 def holds_its_tokens(sequence: KvSequence) -> bool:
@@ -55,9 +70,10 @@ def holds_its_tokens(sequence: KvSequence) -> bool:
 def use(cache: KvCache, prompt: list[int], generated: int = 0) -> tuple[KvSequence, int]:
     """A whole job: the sequence, released, and how much of the prompt was reused."""
     sequence = cache.acquire(prompt, len(prompt) + generated)
-    reused = sequence.length
-    write(sequence, prompt[reused:])
-    write(sequence, text(-len(prompt), generated))
+    reused = sequence.line
+    if prompt[reused:]:
+        write(sequence, prompt[reused:])
+    generate(sequence, text(-len(prompt), generated))
     cache.release(sequence)
     return sequence, reused
 
@@ -181,12 +197,14 @@ def test_any_history_keeps_contents_and_cap(
             others = [(s, list(s.tokens)) for s in running]
             sequence = cache.acquire(prompt, len(prompt) + generated)
             assert sequence not in running
-            assert sequence.length <= len(prompt)
-            assert prompt[: sequence.length] == sequence.tokens
+            assert sequence.line <= len(prompt)
+            assert prompt[: sequence.line] == sequence.tokens[: sequence.line]
             assert sequence.capacity >= len(prompt) + generated
             assert holds_its_tokens(sequence)
-            write(sequence, prompt[sequence.length :])
-            write(sequence, text(generated, generated))
+            if prompt[sequence.line :]:
+                write(sequence, prompt[sequence.line :])
+            cache.grow(sequence, sequence.length + generated)
+            generate(sequence, text(generated, generated))
             running.append(sequence)
             for other, tokens in others:
                 assert other.tokens == tokens and holds_its_tokens(other)

@@ -60,7 +60,7 @@ def test_the_output_spells_the_word_and_goes_on_as_from_its_own_tokens(
     text = b"".join(map(vocabulary.bytes_of, output))
     assert text.startswith(prompt.unfinished.text)
     assert len(text) > len(prompt.unfinished.text)
-    assert events[-1].reused + events[-1].computed == len(prompt.ids)
+    assert events[-1].computed >= len(base) - events[-1].reused
     # From there on it is plain greedy decoding behind the tokens it chose.
     first = next(event for event in events if event.tokens).tokens
     fresh = load_engine(model.folder)
@@ -76,6 +76,7 @@ def test_typing_reuses_all_but_the_word(model: Tiny, load_engine: Callable[..., 
         assert prompt.unfinished
         if number > 20:
             assert events[-1].computed <= prompt.unfinished.tokens + 3
+            assert events[-1].reused >= len(prompt.ids) - prompt.unfinished.tokens - 3
         alone = run(load_engine(model.folder), job(1, prompt))
         assert [e.tokens for e in events if e.tokens] == [e.tokens for e in alone if e.tokens]
     fresh.close()
