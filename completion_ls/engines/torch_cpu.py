@@ -30,6 +30,10 @@ from completion_ls.engines.tree import KvSequence, Node, TreePath, View
 
 SPARE_SLOTS = 192
 """Room in a sequence for branches; it grows where that is not enough."""
+BACKGROUND_CHUNK = 4
+"""On the background lane a chunk is so many times smaller, ..."""
+MIN_CHUNK = 16
+"""... but not below this."""
 SHORT = 16
 """So many tokens go through the model beside the branches, which a longer chunk would clear away."""
 KEPT_ROWS = 24
@@ -205,9 +209,7 @@ class TorchCpuEngine:
             # Only now, not in `add`: by now an older job may have computed what this one needs.
             word = len(running.job.unfinished.text) if running.job.unfinished else 0
             room = len(prompt) + running.job.max_new_tokens + word + SPARE_SLOTS
-            running.kv = kv = self._cache.acquire(
-                prompt[:base], room, fresh=running.job.fresh
-            )
+            running.kv = kv = self._cache.acquire(prompt[:base], room, fresh=running.job.fresh)
             running.tip = kv.line - 1
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
@@ -235,7 +237,9 @@ class TorchCpuEngine:
             kv.straighten(kv.find(list(prompt[:base])))
         else:
             kv.cut(start)
-            tokens = prompt[start : start + self._chunk]
+            # A key that comes in the midst of background work waits for the step only.
+            share = BACKGROUND_CHUNK if running.lane is Lane.BACKGROUND else 1
+            tokens = prompt[start : start + max(MIN_CHUNK, self._chunk // share)]
             count, end = len(tokens), start + len(tokens)
             rows = self._forward(tokens, kv, max(0, end - max(start, base - 1)))
             kv.extend(tokens)

@@ -213,6 +213,35 @@ def test_a_keystroke_goes_before_everything_else(engine: Engine) -> None:
     assert shortened == [background.id, manual.id, key.id, manual.id, background.id]
 
 
+def test_background_work_takes_small_steps_until_somebody_waits_for_it(
+    load_engine: Callable[..., Engine], tiny: Callable
+) -> None:
+    engine = load_engine(tiny("llama").folder, prefill_chunk=128)
+    ahead = job(document(1, 400), lane=Lane.BACKGROUND)
+    engine.add(ahead)
+    (event,) = engine.step()
+    assert event.computed == 32
+    engine.promote(ahead.id, Lane.KEY)
+    (event,) = engine.step()
+    assert event.computed == 32 + 128
+    other = job(document(2, 20), lane=Lane.MANUAL)
+    engine.add(other)
+    order = [event.job_id for event in drain(engine)]
+    assert order.index(other.id) > max(n for n, id in enumerate(order) if id == ahead.id)
+    engine.promote(12345, Lane.KEY)  # it has ended meanwhile
+
+
+def test_a_fresh_job_reuses_nothing_and_leaves_nothing(engine: Engine) -> None:
+    text = document(1, 100)
+    known = run(engine, job(text))
+    kept = engine.stats().kv_bytes
+    fresh = run(engine, job(text, fresh=True))
+    assert (fresh.reused, fresh.computed) == (0, 100)
+    assert fresh.tokens == known.tokens
+    assert engine.stats().kv_bytes == kept
+    assert run(engine, job(text)).computed == 0
+
+
 def test_the_newest_keystroke_is_prefilled_first(engine: Engine) -> None:
     decoding, older, newer = (job(document(seed, 40), 4) for seed in (1, 2, 3))
     engine.add(decoding)

@@ -82,6 +82,33 @@ def test_typing_reuses_all_but_the_word(model: Tiny, load_engine: Callable[..., 
     fresh.close()
 
 
+def passes_until_text(engine: Engine, job: Job) -> int:
+    before = engine.stats().passes
+    engine.add(job)
+    while not any(event.tokens for event in engine.step()):
+        pass
+    return engine.stats().passes - before
+
+
+def test_most_keys_and_every_backspace_need_no_pass(
+    model: Tiny, load_engine: Callable[..., Engine]
+) -> None:
+    """Whatever is typed: what matters next was computed along with the text that was generated."""
+    engine = load_engine(model.folder)
+    needed = []
+    for number in range(20, len(TEXT)):
+        needed.append(passes_until_text(engine, job(number, model.prompt(TEXT[:number]))))
+        for _ in range(3):  # the user takes a moment to the next key
+            engine.step()
+        engine.cancel(number)
+    assert needed.count(0) > len(needed) / 2
+    assert max(needed[1:]) <= 3
+    for number in range(len(TEXT) - 1, len(TEXT) - 15, -1):
+        prompt = model.prompt(TEXT[:number])
+        assert passes_until_text(engine, job(1000 + number, prompt)) == 0
+        engine.cancel(1000 + number)
+
+
 def test_a_word_needs_a_token_before_it(model: Tiny, load_engine: Callable[..., Engine]) -> None:
     engine = load_engine(model.folder)
     with pytest.raises(ValueError, match="unfinished"):
