@@ -1,11 +1,12 @@
 """The prompt of one keystroke: what changes least stands first, what is typed stands last.
 
-With FIM the prompt is anchored at the start of the cursor's line:
+With FIM the prompt is anchored at the start of a line a little above the cursor:
 
-    PRE prefix-up-to-the-anchor SUF suffix MID cursor's-line-up-to-the-cursor
+    PRE prefix-up-to-the-anchor SUF suffix MID from-the-anchor-to-the-cursor
 
-so that typing appends after MID and the KV of everything before it stays. A model without FIM gets
-text from below as context in front, then the prefix; there, too, typing only appends.
+so that what is typed, Enter too, appends after MID and the KV of everything before it stays. A
+model without FIM gets text from below as context in front, then the prefix; there, too, typing only
+appends.
 """
 
 from __future__ import annotations
@@ -17,12 +18,26 @@ from tokenizers import Tokenizer
 
 from completion_ls.engines.contract import Unfinished
 from completion_ls.prompt.formats import FimFormat, find_format
-from completion_ls.prompt.window import context_after, window_after, window_before
+from completion_ls.prompt.reading import Reader, common_length
+from completion_ls.prompt.window import (
+    anchor_before,
+    context_after,
+    window_after,
+    window_before,
+)
 
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
 LONGEST_WORD = 64
+"""In bytes."""
 MOST_WORD_TOKENS = 8
+MOST_LOST = 3
+"""Most tokens of the last word that one more character may make useless."""
+MIDDLE_SHARE = 4
+"""The lines between anchor and cursor have at most one token in so many of the budget."""
+SUFFIX_STEPS = 8
+ALMOST = 64
+"""A prompt with at most so many tokens to compute need not be computed ahead."""
 PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
 
 
@@ -38,14 +53,14 @@ class PromptBuilder:
     """Builds prompts for one model."""
 
     def __init__(self, tokenizer: Tokenizer, format_name: str, end_of_text: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        # What looks like a special token in the user's text is text.
-        tokenizer.encode_special_tokens = True
         self.fim: FimFormat | None = find_format(format_name, tokenizer)
+        self._tokenizer = tokenizer
         stops = self.fim.stops if self.fim else PLAIN_STOPS
         ids = (tokenizer.token_to_id(token) for token in stops)
         self.stop_token_ids = end_of_text | {id for id in ids if id is not None}
-        self._cached_cost = lru_cache(maxsize=1 << 16)(self._count)
+        control = (self.fim.prefix, self.fim.suffix, self.fim.middle) if self.fim else ()
+        self._reader = Reader(tokenizer, control)
+        self._cached_cost = lru_cache(maxsize=1 << 16)(self._reader.count)
 
     def build(
         self,
@@ -62,71 +77,83 @@ class PromptBuilder:
         text that stands before the document.
         """
         room = int(budget * suffix_share)
+        opening = self._reader.opening
+        left = budget - len(opening) - 1  # one for a blank that the tokenizer puts in front
         if self.fim is None:
-            below = self._encode(context_after(suffix, room, self._cost).strip("\n"))
-            if below:
-                below += self._encode("\n\n\n")
-            before = window_before(context + prefix, budget - len(below), self._cost)
-            return self._ending(below, before)
-        rest, newline, below_line = suffix.partition("\n")
-        if CLOSERS.issuperset(rest):
-            # Closers that the editor put right of the cursor: the model writes its own, and the
-            # rules of text see to it that each stands once. Kept out, they change no prompt.
-            suffix = newline + below_line
-        after = self._encode(window_after(suffix, room, self._cost))
-        before = window_before(context + prefix, budget - len(after) - 3, self._cost)
-        anchor = before.rfind("\n") + 1
+            below = self._below(suffix, room)
+            before = window_before(context + prefix, left - len(below), self._cost)
+            text = before if below else self._reader.begun(before)
+            return self._ending([*opening, *below], text, budget)
+        after = self._reader.section(window_after(_without_closers(suffix), room, self._cost))
+        # In steps, so that a word more or less below the cursor does not move the window's start.
+        step = max(1, room // SUFFIX_STEPS)
+        left -= 3 + -(-len(after) // step) * step
+        before = window_before(context + prefix, left, self._cost)
+        anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost)
         head = [
+            *opening,
             self._special(self.fim.prefix),
-            *self._encode(before[:anchor]),
+            *self._reader.section(self._reader.begun(before[:anchor])),
             self._special(self.fim.suffix),
             *after,
             self._special(self.fim.middle),
         ]
-        return self._ending(head, before[anchor:])
+        return self._ending(head, before[anchor:], budget)
 
-    def _ending(self, head: list[int], text: str) -> Prompt:
+    def ahead(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        context: str,
+        budget: int,
+        suffix_share: float,
+    ) -> Prompt | None:
+        """The prompt after Enter, to be computed ahead; None where it is almost that of now."""
+        now, then = (
+            self.build(text, suffix, context=context, budget=budget, suffix_share=suffix_share)
+            for text in (prefix, prefix + "\n")
+        )
+        common = common_length(now.ids, then.ids)
+        return then if len(then.ids) - common > ALMOST else None
+
+    def _ending(self, head: list[int], text: str, budget: int) -> Prompt:
         """The prompt of `head` and `text`, which ends at the cursor, perhaps inside a word."""
-        word = self._last_word(text)
-        ids = head + self._encode(text[: len(text) - len(word)])
-        if not ids or not word or len(word) > LONGEST_WORD:
-            return Prompt(tuple(head + self._encode(text or "\n")), None)
-        trunk = self._trunk(word)
-        if len(trunk) > MOST_WORD_TOKENS:  # a sentence without blanks: the logits would fill memory
-            return Prompt(tuple(head + self._encode(text)), None)
-        return Prompt((*ids, *trunk), Unfinished(word.encode(), len(trunk)))
+        reading = self._reader.open(text)
+        before = head + reading.before
+        word, trunk = reading.spelled, reading.word
+        if word[-1:].isspace():
+            # Blanks are mostly followed by a word that takes the last of them along (" return" is a
+            # token), so for them it is the tokens as they are before a letter.
+            trunk = self._reader.within(word.decode())
+        # A word of more tokens is a sentence without blanks: the logits would fill memory.
+        open = before and word and len(word) <= LONGEST_WORD and len(trunk) <= MOST_WORD_TOKENS
+        if open:
+            trunk = self._reader.steady(word.decode(), trunk, MOST_LOST)
+        ids = before + (trunk if open else reading.word) or [*self._reader.section("\n")]
+        # The whole may, seldom, have more tokens than its lines have one by one.
+        first = len(self._reader.opening) + (self.fim is not None)
+        del ids[first : first + max(0, len(ids) - budget)]
+        return Prompt(tuple(ids), Unfinished(word, len(trunk)) if open else None)
 
-    def _last_word(self, text: str) -> str:
-        """What the tokenizer splits off last before it looks for tokens (its last pre-token)."""
-        if self._tokenizer.pre_tokenizer is None:
-            return text[len(text.rstrip().rpartition(" ")[0]) :]
-        tail = text[-4 * LONGEST_WORD :]
-        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(tail)
-        return tail[parts[-1][1][0] :] if parts else ""
-
-    def _trunk(self, word: str) -> list[int]:
-        """The likely tokens of a word's beginning.
-
-        Blanks at the cursor are mostly followed by a word that takes the last of them along
-        (" return" is a token), so for them it is the tokens as they are before a letter.
-        """
-        if not word[-1].isspace():
-            return self._encode(word)
-        encoding = self._tokenizer.encode(word + "a", add_special_tokens=False)
-        inside = [end <= len(word) for _, end in encoding.offsets]
-        return [id for id, whole in zip(encoding.ids, inside, strict=True) if whole]
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def _below(self, suffix: str, room: int) -> list[int]:
+        below = context_after(suffix, room, self._cost).strip("\n")
+        return [*self._reader.section(self._reader.begun(below + "\n\n\n"))] if below else []
 
     def _special(self, token: str) -> int:
         id = self._tokenizer.token_to_id(token)
         assert id is not None
         return int(id)
 
-    def _count(self, line: str) -> int:
-        return len(self._encode(line))
-
     def _cost(self, line: str) -> int:
-        return self._cached_cost(line) if len(line) <= CACHED_LINE else self._count(line)
+        return self._cached_cost(line) if len(line) <= CACHED_LINE else self._reader.count(line)
+
+
+def _without_closers(suffix: str) -> str:
+    """The suffix without the closers that the editor put right of the cursor.
+
+    The model writes its own, and the rules of text see to it that each stands once. Kept out, they
+    change no prompt.
+    """
+    rest, newline, below = suffix.partition("\n")
+    return newline + below if CLOSERS.issuperset(rest) else suffix

@@ -12,6 +12,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
+ANCHOR_NEAREST = 2
+ANCHOR_FARTHEST = 12
+"""In lines above the cursor's. From the nearest on, no line that is still being typed has a say."""
 STARTS_ONE_IN = 16
 CONTEXT_STARTS_ONE_IN = 8
 PIECE = 256
@@ -36,6 +39,30 @@ def window_before(text: str, budget: int, cost: Callable[[str], int]) -> str:
     if first > 0:
         first = next((n for n in range(first, len(anchored)) if _natural_start(anchored[n])), first)
     return "".join(anchored[first:]) + tail
+
+
+def anchor_before(text: str, limit: int, cost: Callable[[str], int]) -> int:
+    """Where the middle begins in `text`, which ends at the cursor: at the start of a line above it.
+
+    Of the few lines that could be it, the one with the smallest hash (of the two lines before it),
+    so that the next lines mostly choose the same: it moves once in several lines, and where it will
+    be on the next line is known before Enter. The lines between it and the cursor's cost at most
+    `limit` tokens, the last of them not counted. A text of a few lines is all middle.
+    """
+    lines = _lines(text)
+    cursor = len(lines) - 1
+    if cursor <= ANCHOR_NEAREST:
+        return 0
+    chosen = cursor - 1
+    smallest: int | None = None
+    for number in range(cursor - ANCHOR_NEAREST, max(0, cursor - ANCHOR_FARTHEST - 1), -1):
+        limit -= cost(lines[number])
+        if limit < 0:
+            break
+        hash = zlib.crc32("".join(lines[max(0, number - 2) : number]).encode("utf-8", "replace"))
+        if smallest is None or hash < smallest:
+            chosen, smallest = number, hash
+    return sum(map(len, lines[:chosen]))
 
 
 def window_after(text: str, budget: int, cost: Callable[[str], int]) -> str:

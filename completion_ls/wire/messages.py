@@ -38,7 +38,8 @@ class Complete(Message):
     The texts are windows of the document cut by the front; line ends are LF. `id` is chosen by the
     front and unique on its connection. `context` is text that stands before the document (notebook
     cells above). The prompt has at most `prompt_tokens`, of which `suffix_share` may be the suffix.
-    `stop_at_line` ends the job at its first line end.
+    `stop_at_line` ends the job at its first line end. With `ahead`, what the next line will need is
+    computed afterwards, while nobody waits.
     """
 
     type: Literal["complete"] = "complete"
@@ -55,6 +56,7 @@ class Complete(Message):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = 0
     stop_at_line: bool = False
+    ahead: bool = False
 
 
 class Cancel(Message):

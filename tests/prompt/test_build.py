@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from completion_ls.prompt.build import PromptBuilder
+from completion_ls.prompt.build import ALMOST, PromptBuilder
+from completion_ls.prompt.reading import common_length
 from support.tiny_model import write_tiny_model
 
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
@@ -25,7 +26,8 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def builder(request: pytest.FixtureRequest, tokenizer_file: Path) -> PromptBuilder:
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     if request.param == "qwen":
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in FIM])
+        # Not special, as Qwen's own tokenizer has it; they steer the model all the same.
+        tokenizer.add_tokens([AddedToken(token, special=False) for token in FIM])
     builder = PromptBuilder(tokenizer, "auto", frozenset({0}))
     assert (builder.fim is None) == (request.param == "plain")
     return builder
@@ -38,16 +40,14 @@ def build(
     return builder.build(prefix, suffix, context=context, budget=budget, suffix_share=share).ids
 
 
-def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
-
-
 texts = st.text(alphabet="abc (){}\n\té🥸", max_size=400)
+
+
+def parts(builder: PromptBuilder, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What stands behind each of PRE, SUF and MID."""
+    marks = [ids.index(builder._special(token)) for token in FIM]
+    ends = [*marks[1:], len(ids)]
+    return [ids[start + 1 : end] for start, end in zip(marks, ends, strict=True)]
 
 
 @given(texts, texts, texts, st.integers(64, 300))
@@ -63,8 +63,76 @@ def test_typing_computes_a_few_tokens(builder: PromptBuilder) -> None:
     before = build(builder, LINES, "\n" + LINES)
     for count in range(1, len(typed) + 1):
         now = build(builder, LINES + typed[:count], "\n" + LINES)
-        assert len(now) - shared(before, now) <= 4
+        assert len(now) - common_length(before, now) <= 4
         before = now
+
+
+def test_enter_keeps_most_of_the_prompt(builder: PromptBuilder) -> None:
+    """With FIM the anchor stays for some lines; where it moves the text below is read again."""
+    text, moved = LINES, 0
+    before = build(builder, text, "\n" + LINES)
+    for number in range(40):
+        text += f"    other_{number} = add({number}, 1)\n"
+        now = build(builder, text, "\n" + LINES)
+        moved += len(now) - common_length(before, now) > 100
+        before = now
+    assert moved <= 12
+
+
+def test_what_enter_will_need_is_known_before(builder: PromptBuilder) -> None:
+    options = {"context": "", "budget": 2000, "suffix_share": 0.25}
+    text, needed = LINES, 0
+    for number in range(40):
+        text += f"    other_{number} = add({number}, 1)"
+        now = build(builder, text, "\n" + LINES)
+        ahead = builder.ahead(text, "\n" + LINES, **options)
+        cached = [now, ahead.ids] if ahead else [now]
+        needed += ahead is not None
+        text += "\n"
+        then = build(builder, text + "    ", "\n" + LINES)
+        assert len(then) - max(common_length(then, ids) for ids in cached) <= ALMOST + 4
+    assert 0 < needed <= 12
+
+
+def test_the_suffix_is_what_stands_behind_the_cursor(builder: PromptBuilder) -> None:
+    if builder.fim is None:
+        pytest.skip("a prompt without FIM has no such parts")
+    typed = [*(LINES + "    x = add(1"[:n] for n in range(14)), LINES + "    x = add(\n        1"]
+    suffixes = {parts(builder, build(builder, text, ", 2)\n" + LINES))[1] for text in typed}
+    [suffix] = suffixes
+    assert builder._tokenizer.decode(suffix).startswith(", 2)\n    value_0")
+
+
+def test_the_middle_goes_on_from_the_anchor_to_the_cursor(builder: PromptBuilder) -> None:
+    if builder.fim is None:
+        pytest.skip("a prompt without FIM has no such parts")
+    prefix, _, middle = parts(builder, build(builder, LINES + "    x = add(", ", 2)\n"))
+    decode = builder._tokenizer.decode
+    assert (decode(prefix) + decode(middle)).endswith("399, 159201)\n    x = add(")
+    assert 2 <= decode(middle).count("\n") <= 12
+
+
+edits = st.tuples(
+    st.floats(0, 1), st.integers(0, 8), st.text(alphabet="abc (){}\n\té🥸", max_size=12)
+)
+
+
+@given(st.lists(edits, max_size=12), st.integers(64, 300))
+@settings(max_examples=40, deadline=None)
+def test_the_prompt_is_a_function_of_the_text(
+    builder: PromptBuilder, history: list[tuple[float, int, str]], budget: int
+) -> None:
+    """Whatever was built before, it is the one that a new builder makes."""
+    text = LINES[:4000]
+    for place, deleted, inserted in history:
+        cursor = int(place * len(text))
+        text = text[:cursor] + inserted + text[cursor + deleted :]
+        cursor += len(inserted)
+        fresh = PromptBuilder(builder._tokenizer, "auto", frozenset({0}))
+        options = {"context": "", "budget": budget, "suffix_share": 0.25}
+        prompt = builder.build(text[:cursor], text[cursor:], **options)
+        assert prompt == fresh.build(text[:cursor], text[cursor:], **options)
+        builder.ahead(text[:cursor], text[cursor:], **options)
 
 
 def test_closers_of_the_editor_change_nothing(builder: PromptBuilder) -> None:
