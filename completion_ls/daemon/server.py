@@ -41,6 +41,7 @@ from completion_ls.wire.messages import (
 log = logging.getLogger(__name__)
 
 LEAVING_S = 5.0
+START_GRACE_S = 10.0
 ENDPOINT_CHECK_S = 3.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
@@ -107,7 +108,8 @@ class Daemon:
         watching = asyncio.create_task(self._watch_endpoint())
         try:
             self._worker.start()
-            self._watch_idleness()
+            # Whoever started us needs a moment to connect.
+            self._watch_idleness(at_least_s=START_GRACE_S)
             await self._stopping.wait()
         finally:
             watching.cancel()
@@ -155,12 +157,12 @@ class Daemon:
         except FileNotFoundError:
             return False
 
-    def _watch_idleness(self) -> None:
+    def _watch_idleness(self, at_least_s: float = 0.0) -> None:
         if self._idle_timer:
             self._idle_timer.cancel()
             self._idle_timer = None
         if not self._peers and self._config.daemon.idle_exit_s:
-            seconds = self._config.daemon.idle_exit_s
+            seconds = max(at_least_s, self._config.daemon.idle_exit_s)
             self._idle_timer = self._loop.call_later(seconds, self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

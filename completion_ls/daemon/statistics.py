@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -23,15 +24,27 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which `percent` of the values lie (nearest rank); 0 where there are none."""
     if not values:
         return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+    return sorted(values)[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Totals, and the last jobs for the percentiles."""
+    """Totals, and the last jobs that somebody waited for, for the percentiles.
+
+    Jobs that somebody waits for are those of the key and manual lanes, and those of the background
+    lane from their promotion on. What the background lane did until then is counted for itself;
+    wasted are the seconds of jobs that somebody waited for and that were cancelled before they had
+    given all that was wanted of them.
+    """
 
     jobs: int = 0
+    awaited: int = 0
+    awaited_without_pass: int = 0
+    engine_s: float = 0.0
+    wasted_s: float = 0.0
+    background_s: float = 0.0
+    background_reused: int = 0
+    background_computed: int = 0
     cancelled: int = 0
     failed: int = 0
     without_pass: int = 0
@@ -45,10 +58,17 @@ class Statistics:
         keystrokes = self.jobs + self.without_pass
         return {
             "jobs": self.jobs,
+            "jobs_awaited": self.awaited,
+            "jobs_awaited_without_pass": self.awaited_without_pass,
             "jobs_cancelled": self.cancelled,
             "jobs_failed": self.failed,
             "answered_without_pass": self.without_pass,
             "answered_without_pass_share": self.without_pass / keystrokes if keystrokes else 0.0,
+            "engine_seconds": self.engine_s,
+            "engine_seconds_wasted": self.wasted_s,
+            "engine_seconds_background": self.background_s,
+            "prompt_tokens_reused_background": self.background_reused,
+            "prompt_tokens_computed_background": self.background_computed,
             "first_token_ms_p50": percentile(first, 50),
             "first_token_ms_p95": percentile(first, 95),
             "prompt_tokens_computed_p50": percentile(computed, 50),

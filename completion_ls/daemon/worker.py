@@ -11,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from completion_ls.daemon.aside import Aside
+from completion_ls.daemon.audit import Output
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.statistics import Served, Statistics
@@ -53,14 +55,23 @@ Published = Outgoing | LoadFailed | EngineBroken
 
 @dataclass(slots=True)
 class TextJob:
-    """A job as text, on its way through the engine."""
+    """A job as text, on its way through the engine. While it is `ahead` of the user, nobody waits
+    for it; `passes` and `seconds` in the engine are counted from when somebody does."""
 
     peer: Hashable
     request: Complete
     arrived: float
+    job: Job
     text: Detokenizer
+    ahead: bool
+    output: Output = field(default_factory=Output)
     generated: int = 0
     first_token_ms: float = 0.0
+    has_text: bool = False
+    passes: int = 0
+    seconds: float = 0.0
+    reused: int = 0
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +103,9 @@ class Worker(threading.Thread):
         self._closing = False
         self._jobs: dict[int, TextJob] = {}
         self._by_name: dict[tuple[Hashable, int], int] = {}
+        self._aside = Aside(config.daemon.audit)
         self._last_id = 0
+        self._passes = 0
 
     def submit(self, peer: Hashable, request: Complete) -> None:
         """Take a job; while the model loads it waits."""
@@ -105,6 +118,7 @@ class Worker(threading.Thread):
                 if isinstance(waiting, _Submit) and waiting.is_named(peer, id):
                     self._inbox.remove(waiting)
                     self.statistics.jobs += 1
+                    self.statistics.awaited += waiting.request.lane != "background"
                     self.statistics.cancelled += 1
                     return
         self._put(lambda loaded: self._drop(loaded, peer, id, complete=complete))
@@ -148,21 +162,32 @@ class Worker(threading.Thread):
     def _serve(self, loaded: Loaded) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closing or self._inbox or self._jobs)
+                self._wake.wait_for(
+                    lambda: self._closing or self._inbox or self._jobs or self._aside.busy
+                )
                 if self._closing:
                     return
             while self._inbox:
                 with self._wake:
                     action = self._inbox.popleft()
                 action(loaded)
+            began = time.perf_counter()
             try:
                 events = loaded.engine.step()
             except JobFailed as failure:
+                self._account(loaded, [], time.perf_counter() - began)
                 log.error("job failed: %r", failure.cause)
-                self._fail(failure.job_id, _sentence(failure.cause))
+                if self._aside.owns(failure.job_id):
+                    self._aside.drop(failure.job_id)
+                else:
+                    self._fail(failure.job_id, _sentence(failure.cause))
                 continue
+            self._account(loaded, events, time.perf_counter() - began)
             for event in events:
-                self._advance(loaded, event)
+                if self._aside.owns(event.job_id):
+                    self._aside.advance(event)
+                else:
+                    self._advance(loaded, event)
 
     def _put(self, action: Callable[[Loaded], None]) -> None:
         with self._wake:
@@ -180,10 +205,9 @@ class Worker(threading.Thread):
             again = f"The id {request.id} is that of a job that is still running."
             self._send(peer, Error(code="job", text=again))
             return
-        self._last_id += 1
-        id = self._last_id
+        id = self._new_id()
         try:
-            budget = min(request.prompt_tokens, loaded.engine.max_context - request.max_tokens)
+            budget = _budget(loaded, request)
             prompt = loaded.prompts.build(
                 request.prefix,
                 request.suffix,
@@ -205,28 +229,42 @@ class Worker(threading.Thread):
             self.statistics.failed += 1
             self._send(peer, Error(id=request.id, code="job", text=_sentence(error)))
             return
+        ahead = job.lane is Lane.BACKGROUND
         self.statistics.jobs += 1
+        self.statistics.awaited += not ahead
         word = prompt.unfinished
         before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
         text = Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
-        self._jobs[id] = TextJob(peer, request, arrived, text)
+        self._jobs[id] = TextJob(peer, request, arrived, job, text, ahead)
         self._by_name[peer, request.id] = id
 
     def _drop(self, loaded: Loaded, peer: Hashable, name: int, *, complete: bool = False) -> None:
         id = self._by_name.get((peer, name))
         if id is not None:
-            self._forget(id)
+            job = self._forget(id)
             loaded.engine.cancel(id)
             self.statistics.cancelled += not complete
+            self.statistics.wasted_s += 0.0 if complete else job.seconds
+            if complete:
+                self._aside.answered(loaded.engine, job.job, job.output, self._new_id())
 
     def _promote(self, loaded: Loaded, peer: Hashable, name: int) -> None:
         id = self._by_name.get((peer, name))
         if id is not None:
             loaded.engine.promote(id, Lane.KEY)
+            job = self._jobs[id]
+            if job.ahead:
+                job.ahead, job.arrived = False, time.perf_counter()
+                self.statistics.awaited += 1
+                self.statistics.awaited_without_pass += job.has_text
 
     def _drop_all(self, loaded: Loaded, peer: Hashable) -> None:
         for job in [job for job in self._jobs.values() if job.peer == peer]:
             self._drop(loaded, peer, job.request.id)
+
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
 
     def _forget(self, id: int) -> TextJob:
         job = self._jobs.pop(id)
@@ -238,13 +276,37 @@ class Worker(threading.Thread):
         self.statistics.failed += 1
         self._send(job.peer, Error(id=job.request.id, code="job", text=text))
 
+    def _account(self, loaded: Loaded, events: list[Event], seconds: float) -> None:
+        """Count what a step took, for the jobs that it was done for."""
+        figures = self.statistics
+        passes, self._passes = self._passes, loaded.engine.stats().passes
+        figures.engine_s += seconds
+        for event in events:
+            job = self._jobs.get(event.job_id)
+            if job is None:  # one of our own
+                reused, computed = self._aside.count(event)
+                figures.background_s += seconds / len(events)
+                figures.background_reused += reused
+                figures.background_computed += computed
+                continue
+            if job.ahead:
+                figures.background_s += seconds / len(events)
+                figures.background_reused += event.reused - job.reused
+                figures.background_computed += event.computed - job.computed
+            else:
+                job.seconds += seconds / len(events)
+                job.passes += self._passes - passes
+            job.reused, job.computed = event.reused, event.computed
+
     def _advance(self, loaded: Loaded, event: Event) -> None:
         job = self._jobs[event.job_id]
         now_ms = (time.perf_counter() - job.arrived) * 1e3
         if not job.first_token_ms and (event.tokens or event.finish):
             job.first_token_ms = now_ms
-            self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
+            if not job.ahead:
+                self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
         job.generated += len(event.tokens)
+        job.output += event
         text = job.text.add(event.tokens, last=event.finish is not None)
         finish = str(event.finish) if event.finish else ""
         if job.request.stop_at_line and "\n" in text:
@@ -252,6 +314,11 @@ class Worker(threading.Thread):
             if event.finish is None:
                 loaded.engine.cancel(event.job_id)
             finish = "line"
+        if not job.has_text and (text.strip() or finish):
+            job.has_text = True  # blanks alone are not shown
+            self.statistics.awaited_without_pass += not job.ahead and not job.passes
+            budget = _budget(loaded, job.request)
+            self._aside.served(loaded.engine, loaded.prompts, job.request, budget, self._new_id())
         if text:
             chunk = Chunk(
                 id=job.request.id, text=text, reused=event.reused, computed=event.computed
@@ -269,6 +336,7 @@ class Worker(threading.Thread):
                 total_ms=now_ms,
             )
             self._send(job.peer, done)
+            self._aside.answered(loaded.engine, job.job, job.output, self._new_id())
 
     def _figures(self, loaded: Loaded) -> dict[str, Any]:
         engine = loaded.engine.stats()
@@ -286,7 +354,13 @@ class Worker(threading.Thread):
             "kv_bytes_limit": engine.kv_bytes_limit,
             "weight_bytes": engine.weight_bytes,
             **self.statistics.figures(),
+            **self._aside.figures(),
         }
+
+
+def _budget(loaded: Loaded, request: Complete) -> int:
+    """Most tokens of the prompt: the output needs room, too."""
+    return min(request.prompt_tokens, loaded.engine.max_context - request.max_tokens)
 
 
 def _sentence(error: BaseException) -> str:
