@@ -22,19 +22,22 @@ class EditorError(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One streaming request under way. Times are seconds since it was sent; None until it happened."""
+    """One streaming request under way. Times are seconds since it was sent; None until it happened.
+    `texts` are all that were shown, `text` is the last; `error` is that of the answer, if it is one."""
 
     id: int
     sent: float
     text: str = ""
+    texts: list[str] = field(default_factory=list)
     first_text_s: float | None = None
     answered_s: float | None = None
-    cancelled: bool = False
+    error: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, items: list[dict[str, Any]]) -> None:
         """Take the items of a notification or of the response."""
         self.text = items[0]["insertText"] if items else ""
+        self.texts.append(self.text)
         if self.text and self.first_text_s is None:
             self.first_text_s = time.perf_counter() - self.sent
         self.changed.set()
@@ -77,6 +80,11 @@ class Editor:
         self.notify("initialized", {})
         document = {"uri": self.uri, "languageId": self.language, "version": 0, "text": self.text}
         self.notify("textDocument/didOpen", {"textDocument": document})
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
 
     async def stop(self) -> None:
         """Shut the server down (the daemon stays)."""
@@ -121,16 +129,21 @@ class Editor:
             self.notify("$/cancelRequest", {"id": request.id})
 
     async def first(self, request: Request) -> None:
-        """Wait until the first text is there, or the answer that there is none."""
+        """Wait until the first text is there, or the answer that there is none. Raises EditorError
+        where the answer is an error."""
         while request.first_s is None:
             request.changed.clear()
             await request.changed.wait()
+        if request.error:
+            raise EditorError(request.error)
 
     async def answered(self, request: Request) -> None:
-        """Wait for the response."""
+        """Wait for the response. Raises EditorError where it is an error."""
         while request.answered_s is None:
             request.changed.clear()
             await request.changed.wait()
+        if request.error:
+            raise EditorError(request.error)
 
     async def call(self, method: str, params: object) -> Any:
         """Send a request and wait for its result. Raises EditorError."""
@@ -171,6 +184,7 @@ class Editor:
                     waiting.set_exception(error)
             for request in self._requests.values():
                 request.answered_s = time.perf_counter() - request.sent
+                request.error = str(error)
                 request.changed.set()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -188,9 +202,10 @@ class Editor:
             self._write({"id": message["id"], "result": None})
         elif request := self._requests.pop(message.get("id", -1), None):
             request.answered_s = time.perf_counter() - request.sent
-            if result := message.get("result"):
-                request.note(result["items"])
-            request.cancelled = "error" in message
+            if "error" in message:
+                request.error = message["error"]["message"]
+            else:
+                request.note((message["result"] or {"items": []})["items"])
             request.changed.set()
         elif waiting := self._responses.pop(message.get("id", -1), None):
             if "error" in message:

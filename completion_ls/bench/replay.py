@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from completion_ls.bench.editor import Editor
-from completion_ls.bench.figures import Keystroke
 from completion_ls.bench.session import Session
-from completion_ls.bench.trace import Trace, apply
+from completion_ls.bench.trace import Stretch
+from completion_ls.wire.client import EngineFailed
 
 
 async def replay(
-    trace: Trace,
+    stretch: Stretch,
     *,
     uri: str,
     language: str,
-    start: int,
-    keystrokes: int,
-    gap_s: float,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Keystroke]:
-    """The records of `keystrokes` transactions from number `start` on; what is before them (and the
-    first, which inserts the text that the recording began with) is applied beforehand."""
-    start = max(1, start)
-    text = trace.start
-    for transaction in trace.transactions[:start]:
-        text = apply(text, transaction)
-    session = Session(Editor(uri, language, text))
+) -> Session:
+    """Type a stretch; returns the session with its records. Raises EditorError and EngineFailed.
+
+    Before the count begins, the session asks once where the typing begins. A key is typed when its
+    gap after the one before is over, but not before that one has its first text (or the answer that
+    there is none), so that every key has a time to it; then the older request is cancelled.
+    """
+    session = Session(Editor(uri, language, stretch.text))
     await session.start()
     try:
-        for done, transaction in enumerate(trace.transactions[start : start + keystrokes]):
-            for patch in transaction:
-                await session.type(patch.position, patch.deleted, patch.inserted)
-            progress(done + 1)
-            if gap_s:
-                await asyncio.sleep(gap_s)
+        await session.warm_up(stretch.cursor)
+        steps = zip(stretch.transactions, stretch.gaps_s, strict=True)
+        for done, (transaction, gap_s) in enumerate(steps, start=1):
+            sent = time.perf_counter()
+            await session.type(*transaction)
+            if session.editor.messages:  # shown to the user, since something does not work
+                raise EngineFailed(session.editor.messages[-1])
+            progress(done)
+            await pause(sent, gap_s)
+        await session.finish()
     finally:
         await session.stop()
-    return session.keystrokes
+    return session
+
+
+async def pause(sent: float, gap_s: float) -> None:
+    """Wait until `gap_s` after `sent` (a time of perf_counter)."""
+    left = sent + gap_s - time.perf_counter()
+    if left > 0:
+        await asyncio.sleep(left)

@@ -7,48 +7,146 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from completion_ls.bench.figures import rows, summarize
+from completion_ls.bench import llama_cpp
+from completion_ls.bench.editor import EditorError
+from completion_ls.bench.figures import Summary, cost_rows, rows, summarize
+from completion_ls.bench.llama_cpp import PeerError, PeerTimes
+from completion_ls.bench.plot import write_plot
 from completion_ls.bench.replay import replay as run_replay
-from completion_ls.bench.trace import read_trace
-from completion_ls.config.sources import SettingsError
+from completion_ls.bench.trace import Stretch, cut, read_trace, recorded_gaps
+from completion_ls.config.sources import SettingsError, resolve_strict
+from completion_ls.daemon.statistics import percentile
+from completion_ls.models.errors import ModelError
 from completion_ls.wire.client import EngineFailed
 
-SUFFIXES = {".py": "python", ".js": "javascript", ".ts": "typescript", ".rs": "rust", ".go": "go"}
+PEER_WINDOW = "2400"
+T = TypeVar("T")
+
+
+class MissingExtra(Exception):
+    """An optional package is not installed; the message says how to get it."""
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replay a trace and print its figures."""
+    """Replay a trace and print its figures; returns the exit status."""
+    peer: PeerTimes | None = None
     try:
-        trace = read_trace(options.trace)
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("typing", total=options.keystrokes)
-            records = asyncio.run(
-                run_replay(
-                    trace,
-                    uri=f"file:///replay/{options.trace.name.partition('.')[0]}",
-                    language="plaintext",
-                    start=options.start,
-                    keystrokes=options.keystrokes,
-                    gap_s=options.gap_ms / 1e3,
-                    progress=lambda done: bar.update(task, completed=done),
-                )
+        if options.plot:
+            _need("matplotlib", "--plot")
+        if options.against:
+            _need("xllamacpp", "--against llama.cpp")
+            # Both sides get the same window, unless the user has chosen one for such a run.
+            os.environ.setdefault("COMPLETION_LS_PROMPT__MAX_TOKENS", PEER_WINDOW)
+        stretch = _stretch(options)
+        name = options.trace.name.partition(".")[0]
+        session = _typed(
+            "completion-ls",
+            stretch,
+            lambda bar: run_replay(
+                stretch, uri=f"file:///replay/{name}", language="plaintext", progress=bar
+            ),
+        )
+        if options.against:
+            settings = resolve_strict()
+            llama = _typed(
+                "llama.cpp", stretch, lambda bar: llama_cpp.replay(stretch, settings, bar)
             )
-    except (OSError, ValueError, SettingsError, EngineFailed) as error:
+            peer = llama
+    except (
+        *(OSError, ValueError, SettingsError, MissingExtra),
+        *(EngineFailed, EditorError, PeerError, ModelError),
+    ) as error:
         print(f"completion-ls bench: {error}", file=sys.stderr)
         return 1
-    summary = summarize(records)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    summary = summarize(session.keystrokes, session.engine_time)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    end = stretch.first + len(stretch.transactions)
+    about = {
+        "trace": options.trace.name,
+        "start": stretch.first,
+        "end": end,
+        "gaps": options.gaps or f"{options.gap_ms:g} ms",
+        "model": session.model,
+        "load_average": load,
+    }
     if options.json:
-        print(json.dumps(summary.as_dict() | {"load_average": load}, indent=2))
-        return 0
-    table = Table(title=f"{options.trace.name}, load average {load:.1f}", show_header=False)
-    for name, value in rows(summary):
-        table.add_row(name, value)
-    Console().print(table)
+        against = {"llama_cpp": _compared(summary, peer)} if peer else {}
+        print(json.dumps(about | summary.as_dict() | against, indent=2))
+    else:
+        title = f"{options.trace.name}, keystrokes {stretch.first} to {end}"
+        table = Table(title=title, show_header=False)
+        for row in [*rows(summary), *cost_rows(summary)]:
+            table.add_row(*row)
+        table.add_row("gaps between keystrokes", f"{about['gaps']}")
+        table.add_row("model", session.model)
+        if load is not None:
+            table.add_row("load average of the machine", f"{load:.1f}")
+        if peer:
+            table.add_section()
+            for row in _peer_rows(summary, peer):
+                table.add_row(*row)
+        Console().print(table)
+    if options.plot:
+        title = f"{options.trace.name}, {stretch.first} to {end}, {session.model}"
+        peer_ms = peer.first_ms if peer else ()
+        write_plot(options.plot, session.keystrokes, title=title, peer_ms=peer_ms)
     return 0
+
+
+def _stretch(options: argparse.Namespace) -> Stretch:
+    trace = read_trace(options.trace)
+    if options.gaps == "recorded":
+        gaps = recorded_gaps(trace.times, most_s=options.most_gap_ms / 1e3)
+    else:
+        gaps = [options.gap_ms / 1e3] * len(trace.transactions)
+    return cut(trace, start=options.start, keystrokes=options.keystrokes, gaps_s=gaps)
+
+
+def _typed(
+    text: str, stretch: Stretch, work: Callable[[Callable[[int], None]], Coroutine[Any, Any, T]]
+) -> T:
+    """Run one side's replay with a progress bar on stderr."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=len(stretch.transactions))
+        return asyncio.run(work(lambda done: bar.update(task, completed=done)))
+
+
+def _need(module: str, option: str) -> None:
+    if find_spec(module) is None:
+        raise MissingExtra(
+            f"{option} needs {module}, which is in the extra `bench`; install it with "
+            f"`{sys.executable} -m pip install {module}`."
+        )
+
+
+def _compared(summary: Summary, peer: PeerTimes) -> dict[str, Any]:
+    p50, p95 = (percentile(peer.first_ms, percent) for percent in (50, 95))
+    return {
+        "version": peer.version,
+        "first_ms_p50": p50,
+        "first_ms_p95": p95,
+        "ratio_p50": p50 / max(summary.first_ms_p50, 1e-9),
+        "ratio_p95": p95 / max(summary.first_ms_p95, 1e-9),
+    }
+
+
+def _peer_rows(summary: Summary, peer: PeerTimes) -> list[tuple[str, str]]:
+    figures = _compared(summary, peer)
+    return [
+        (
+            f"llama.cpp (xllamacpp {peer.version}), time to first token",
+            f"p50 {figures['first_ms_p50']:.1f} ms, p95 {figures['first_ms_p95']:.1f} ms",
+        ),
+        (
+            "as a multiple of completion-ls",
+            f"p50 {figures['ratio_p50']:.2f}, p95 {figures['ratio_p95']:.2f}",
+        ),
+    ]

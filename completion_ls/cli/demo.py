@@ -15,6 +15,7 @@ from rich.text import Text
 from completion_ls.bench.editor import Editor, EditorError, Request
 from completion_ls.bench.figures import rows, summarize
 from completion_ls.bench.session import Session
+from completion_ls.bench.trace import Patch
 from completion_ls.config.sources import SettingsError
 from completion_ls.wire.client import EngineFailed
 
@@ -67,7 +68,7 @@ async def _type(console: Console, session: Session, speed: float) -> None:
         with Live(console=console, auto_refresh=False) as live:
             offset = 0
             for character in PROGRAM:
-                request = await session.type(offset, 0, character)
+                request = await session.type(Patch(offset, 0, character))
                 offset += 1
                 # Longer at line ends, as people do; there the suggestions are the longest.
                 gap = (PAUSE_S if character == "\n" else KEY_GAP_S) / speed
@@ -92,7 +93,7 @@ def _picture(console: Console, session: Session, cursor: int, request: Request |
     if request:
         code.append(request.text, style="bright_black italic")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in rows(summarize(session.keystrokes)):
+    for name, value in rows(summarize(session.keystrokes, session.engine_time)):
         table.add_row(Text(name, style="dim"), value)
     height = max(5, min(22, console.height - 8))
     lines = code.split("\n", allow_blank=True)[-(height - 2) :]

@@ -161,8 +161,25 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument("--keystrokes", type=int, default=500, metavar="N", help="how many (500)")
     replay.add_argument("--start", type=int, default=0, metavar="N", help="transactions to skip")
-    replay.add_argument(
-        "--gap-ms", type=float, default=0.0, metavar="MS", help="pause between keystrokes (0)"
+    rhythm = replay.add_mutually_exclusive_group()
+    rhythm.add_argument(
+        "--gap-ms", type=float, default=0.0, metavar="MS", help="from key to key, at least (0)"
     )
+    rhythm.add_argument(
+        "--gaps", choices=["recorded"], help="type in the rhythm of the recording instead"
+    )
+    replay.add_argument(
+        "--most-gap-ms",
+        type=float,
+        default=2000.0,
+        metavar="MS",
+        help="longest pause taken from a recording (2000)",
+    )
+    replay.add_argument(
+        "--against",
+        choices=["llama.cpp"],
+        help="type the same into llama.cpp's server afterwards, and compare",
+    )
+    replay.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
     replay.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser

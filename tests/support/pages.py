@@ -45,8 +45,8 @@ class Page:
     cursor: int = 0
     history: list[State] = field(default_factory=list)
     """All that it has been since it was opened, also while only passing by."""
-    given: list[tuple[State, Ghost]] = field(default_factory=list)
-    """All ghost text that the server gave since then, and for which state."""
+    given: dict[tuple[State, Ghost], None] = field(default_factory=dict)
+    """All ghost text that the server gave since then, and for which state, in that order."""
     requests: list[tuple[State, int, bool, Request]] = field(default_factory=list)
     """Those that are not judged yet: what the document was, how long the history, by hand or not."""
     _undo: list[tuple[str, int]] = field(default_factory=list)

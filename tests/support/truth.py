@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -68,8 +69,8 @@ class Truth:
         Raises AssertionError where it is none of these.
         """
         now, ghost = history[-1], request.ghost
-        for one, two in zip(request.partials, [*request.partials[1:], ghost], strict=True):
-            assert two and two.text.startswith(one.text), (request.partials, ghost)
+        for one, two in pairwise([*request.partials, ghost]):
+            assert one and two and two.text.startswith(one.text), (request.partials, ghost)
         if self.fresh(now, page, manual).ghost == ghost:
             return "same"
         earlier = {state: _typed(state, now, self._window) for state in reversed(history)}
