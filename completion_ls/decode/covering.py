@@ -120,7 +120,9 @@ class Covering:
                     waiting += self._add(nodes, one, logits)
                     break
             else:
-                worth = [one for one in waiting if self.vocabulary.may_begin(one.branch)][:MOST_BRANCHES]
+                worth = [one for one in waiting if self.vocabulary.may_begin(one.branch)][
+                    :MOST_BRANCHES
+                ]
                 if not worth or batches == MOST_BATCHES:
                     return nodes
                 batches += 1

@@ -18,6 +18,9 @@ from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.wire.client import EngineClient
 
+LINGER_S = 0.03
+"""A generation goes on for so long after the last request for it was cancelled."""
+
 
 class Suggester:
     """The suggestions of one editor window."""
@@ -187,10 +190,19 @@ class Suggester:
 
     def _leave(self, suggestion: Suggestion) -> None:
         suggestion.waiters -= 1
-        if suggestion.waiters or suggestion.finished or suggestion.cursor:
-            return
-        if self._live.get(suggestion.start.uri) is suggestion:
-            self._end_live(suggestion.start.uri)
+        if not self._is_wanted(suggestion):
+            # Some clients cancel the older request before they tell what was typed, and that may
+            # agree: then the generation is to go on.
+            loop = asyncio.get_running_loop()
+            loop.call_later(LINGER_S, self._end_unwanted, suggestion)
+
+    def _end_unwanted(self, suggestion: Suggestion) -> None:
+        uri = suggestion.start.uri
+        if self._live.get(uri) is suggestion and not self._is_wanted(suggestion):
+            self._end_live(uri)
+
+    def _is_wanted(self, suggestion: Suggestion) -> bool:
+        return bool(suggestion.waiters or suggestion.finished or suggestion.cursor)
 
     def _end_live(self, uri: str) -> None:
         suggestion = self._live.pop(uri, None)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from completion_ls.config.settings import CompletionSettings, ServerSettings, Settings
-from completion_ls.lsp import ahead
+from completion_ls.lsp import ahead, suggester
 from completion_ls.lsp.rules import Offer
 from completion_ls.lsp.situation import Shown, Situation
-from completion_ls.lsp.suggester import Suggester
 from completion_ls.wire.client import Answer, EngineClient, EngineFailed
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Ready
@@ -25,8 +24,9 @@ BODY = "return width * height"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is prepared ahead begins at once."""
+    """What is prepared ahead begins at once, and what nobody waits for ends at once."""
     monkeypatch.setattr(ahead, "QUIET_S", 0.0)
+    monkeypatch.setattr(suggester, "LINGER_S", 0.0)
 
 
 class ScriptedEngine(EngineClient):
@@ -92,7 +92,7 @@ class Session:
     def __init__(self, **completion: object) -> None:
         self.engine = ScriptedEngine()
         settings = Settings(completion=CompletionSettings.model_validate(completion))
-        self.suggester = Suggester(self.engine, settings)
+        self.suggester = suggester.Suggester(self.engine, settings)
         self.partials: list[Shown] = []
 
     def ask(self, now: Situation) -> asyncio.Task[Shown | None]:
@@ -493,3 +493,25 @@ async def test_nothing_is_prepared_while_somebody_types(
     await settle()
     assert session.engine.lanes == ["key"]
     assert session.suggester.follows(URI)
+
+
+@pytest.mark.parametrize(("typed", "goes_on"), [("r", True), ("x", False)])
+async def test_a_cancel_before_the_change_that_it_belongs_to(
+    alone: Session, monkeypatch: pytest.MonkeyPatch, typed: str, goes_on: bool
+) -> None:
+    """Clients may cancel first and tell what was typed afterwards."""
+    monkeypatch.setattr(suggester, "LINGER_S", 3600.0)
+    task = alone.ask(at(AREA))
+    await settle()
+    alone.engine.say(0, "ret")
+    await settle()
+    task.cancel()
+    await settle()
+    alone.suggester.changed([at(AREA + typed)], 1)
+    await settle()
+    assert alone.engine.cancels == ([] if goes_on else [(0, False)])
+    again = alone.ask(at(AREA + typed))
+    await settle()
+    assert alone.foreground == (1 if goes_on else 2)
+    alone.engine.finish(alone.foreground - 1, BODY[3:] if goes_on else "y")
+    assert text_of(await again) == (BODY[1:] if goes_on else "y")

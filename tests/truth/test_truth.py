@@ -41,7 +41,8 @@ GO = TABBED + TABBED[TABBED.index("func Read") :].replace("point", "place")
 KEYS = "aeiorst_.,:=(\t \n0日🎉\"'"
 WORDS = ["events", "return ", "self.counts", "for kind", "if line", "名前", "x🎉", "def ", "best"]
 waits = st.sampled_from(["wait", "wait", "some", "no"])
-places = st.integers(0, 2500)
+places = st.integers(0, 1500)
+lines = st.integers(0, 60)
 
 
 class Desk(RuleBasedStateMachine):
@@ -49,17 +50,17 @@ class Desk(RuleBasedStateMachine):
 
     truths: ClassVar[dict[str, Truth]]
 
-    @initialize(format=st.sampled_from(["plain", "qwen"]), place=places)
-    def sit_down(self, format: str, place: int) -> None:
+    @initialize(format=st.sampled_from(["plain", "qwen"]), lines=st.tuples(lines, lines))
+    def sit_down(self, format: str, lines: tuple[int, int]) -> None:
         self.truth = self.truths[format]
         self.daemon = Daemon(self.truth.model, self.truth.settings)
         self.front = Front(self.daemon, self.truth.settings)
         python = Page(self.front, "file:///a.py", "python", "\n", PYTHON)
         go = Page(self.front, "file:///名%20b.go", "go", "\r\n", GO)
         self.pages = [python, go]
-        for page in self.pages:
+        for page, line in zip(self.pages, lines, strict=True):
             page.open()
-            page.move(place)
+            page.move(page.line(line)[1])
         self.page = python
         self.strangers = 0
 
@@ -109,7 +110,7 @@ class Desk(RuleBasedStateMachine):
         self.page.edit(at, min(at + count, len(self.page.text)), "")
         self.ask(wait)
 
-    @rule(line=st.integers(0, 60), count=st.integers(1, 4), wait=waits)
+    @rule(line=lines, count=st.integers(1, 4), wait=waits)
     def paste(self, line: int, count: int, wait: str) -> None:
         other = self.pages[self.page is self.pages[0]]
         start, end = other.line(line)[0], other.line(line + count)[1]
@@ -140,7 +141,7 @@ class Desk(RuleBasedStateMachine):
         self.page.move(place)
         self.ask(wait)
 
-    @rule(line=st.integers(0, 60), wait=waits)
+    @rule(line=lines, wait=waits)
     def go_to_the_end_of_a_line(self, line: int, wait: str) -> None:
         self.page.move(self.page.line(line)[1])
         self.ask(wait)
