@@ -19,14 +19,17 @@ from completion_ls.wire.messages import Stop
 STOP_TIMEOUT_S = 10.0
 
 
-def run(config_file: str | None) -> int:
-    """Serve until stopped; the configuration comes from the user's settings or a front."""
+def run(config_file: str | None, *, audit: int | None = None) -> int:
+    """Serve until stopped; the configuration comes from the user's settings or a front. `audit`
+    takes the place of the setting `daemon.audit`."""
     try:
         if config_file is None:
             config = DaemonConfig.of(resolve_strict())
         else:
             text = sys.stdin.read() if config_file == "-" else Path(config_file).read_text()
             config = DaemonConfig.model_validate_json(text)
+        if audit is not None:
+            config = config.with_audit(audit)
         logging.getLogger("completion_ls").setLevel(config.log_level.upper())
         asyncio.run(Daemon(config, Endpoint.of(config)).run())
     except (SettingsError, OSError, ValueError) as error:

@@ -50,7 +50,9 @@ def _run(options: argparse.Namespace) -> int:
         case "daemon":
             from completion_ls.cli import daemon
 
-            return daemon.run(options.config) if options.action == "run" else daemon.stop()
+            if options.action == "stop":
+                return daemon.stop()
+            return daemon.run(options.config, audit=options.audit)
         case "status":
             from completion_ls.cli import status
 
@@ -143,6 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     run = daemon.add_parser("run", help="run it in the foreground")
     run.add_argument(
         "--config", metavar="FILE", help="settings as JSON, - for standard input (for fronts)"
+    )
+    run.add_argument(
+        "--audit",
+        type=int,
+        metavar="N",
+        help="compute one answer in N again from scratch, and count differences in `status`",
     )
     daemon.add_parser("stop", help="stop the daemons of this user")
     models = command("models", "Models on this machine.").add_subparsers(

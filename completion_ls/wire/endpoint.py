@@ -49,6 +49,12 @@ class DaemonConfig(BaseModel):
             log_level=settings.server.log_level,
         )
 
+    def with_audit(self, every: int) -> DaemonConfig:
+        """The same with another `daemon.audit`. Raises ValueError (a sentence)."""
+        if every < 0:
+            raise ValueError(f"--audit must be 0 (never) or more, and not {every}.")
+        return self.model_copy(update={"daemon": self.daemon.model_copy(update={"audit": every})})
+
     @property
     def identity(self) -> str:
         """Equal for settings that share a daemon: the rest are the first front's choice."""

@@ -48,13 +48,15 @@ class Truth:
             daemon = Daemon(self.model, self._alone)
             front = Front(daemon, self._alone)
             only = Page(front, state.uri, page.language, page.eol, state.before + state.after)
-            only.open()
-            only.move(len(state.before))
-            request = only.ask(manual=manual)
-            front.work(until=lambda: request.ended)
-            assert request.answered
+            try:
+                only.open()
+                only.move(len(state.before))
+                request = only.ask(manual=manual)
+                front.work(until=lambda: request.ended)
+                assert request.answered
+            finally:
+                front.end()
             self._known[key] = Fresh(request.ghost, list(daemon.engine.outputs.values()))
-            front.end()
         return self._known[key]
 
     def judge(
