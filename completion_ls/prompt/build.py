@@ -5,8 +5,9 @@ With FIM the prompt is anchored at the start of a line a little above the cursor
     PRE prefix-up-to-the-anchor SUF suffix MID from-the-anchor-to-the-cursor
 
 so that what is typed, Enter too, appends after MID and the KV of everything before it stays. A
-model without FIM gets text from below as context in front, then the prefix; there, too, typing only
-appends.
+model without FIM gets the same without PRE, SUF and MID: the text from below stands between blank
+lines, in front of the last lines before the cursor. In front of everything it would make each move
+of the cursor cost the whole prompt.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ MOST_LOST = 3
 MIDDLE_SHARE = 4
 """The lines between anchor and cursor have at most one token in so many of the budget."""
 SUFFIX_STEPS = 8
+PLAIN_SHARE = 2
+"""A model without FIM has less use for the text below: it gets one part in so many of the room."""
+FIM_LINES = range(2, 13)
+"""So many lines above the cursor's the anchor may be."""
+PLAIN_LINES = range(4, 25)
+"""The same for models without FIM, which should see more of the text before the cursor in one piece."""
 ALMOST = 64
 """A prompt with at most so many tokens to compute need not be computed ahead."""
 PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
@@ -79,17 +86,21 @@ class PromptBuilder:
         room = int(budget * suffix_share)
         opening = self._reader.opening
         left = budget - len(opening) - 1  # one for a blank that the tokenizer puts in front
-        if self.fim is None:
-            below = self._below(suffix, room)
-            before = window_before(context + prefix, left - len(below), self._cost)
-            text = before if below else self._reader.begun(before)
-            return self._ending([*opening, *below], text, budget)
-        after = self._reader.section(window_after(_without_closers(suffix), room, self._cost))
         # In steps, so that a word more or less below the cursor does not move the window's start.
         step = max(1, room // SUFFIX_STEPS)
+        if self.fim is None:
+            below = self._below(suffix, room // PLAIN_SHARE)
+            left -= -(-len(below) // step) * step
+            before = window_before(context + prefix, left, self._cost)
+            if not below:
+                return self._ending([*opening], self._reader.begun(before), budget)
+            anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, PLAIN_LINES)
+            above = self._reader.section(self._reader.begun(before[:anchor])) if anchor else []
+            return self._ending([*opening, *above, *below], before[anchor:], budget)
+        after = self._reader.section(window_after(_without_closers(suffix), room, self._cost))
         left -= 3 + -(-len(after) // step) * step
         before = window_before(context + prefix, left, self._cost)
-        anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost)
+        anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, FIM_LINES)
         head = [
             *opening,
             self._special(self.fim.prefix),
@@ -138,7 +149,7 @@ class PromptBuilder:
 
     def _below(self, suffix: str, room: int) -> list[int]:
         below = context_after(suffix, room, self._cost).strip("\n")
-        return [*self._reader.section(self._reader.begun(below + "\n\n\n"))] if below else []
+        return [*self._reader.section("\n\n\n" + below + "\n\n\n")] if below else []
 
     def _special(self, token: str) -> int:
         id = self._tokenizer.token_to_id(token)

@@ -12,9 +12,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-ANCHOR_NEAREST = 2
-ANCHOR_FARTHEST = 12
-"""In lines above the cursor's. From the nearest on, no line that is still being typed has a say."""
 STARTS_ONE_IN = 16
 CONTEXT_STARTS_ONE_IN = 8
 PIECE = 256
@@ -41,21 +38,22 @@ def window_before(text: str, budget: int, cost: Callable[[str], int]) -> str:
     return "".join(anchored[first:]) + tail
 
 
-def anchor_before(text: str, limit: int, cost: Callable[[str], int]) -> int:
+def anchor_before(text: str, limit: int, cost: Callable[[str], int], lines_above: range) -> int:
     """Where the middle begins in `text`, which ends at the cursor: at the start of a line above it.
 
     Of the few lines that could be it, the one with the smallest hash (of the two lines before it),
     so that the next lines mostly choose the same: it moves once in several lines, and where it will
-    be on the next line is known before Enter. The lines between it and the cursor's cost at most
+    be on the next line is known before Enter, since the nearest that it may be, of `lines_above`, is
+    two lines above the cursor's or more. The lines between it and the cursor's cost at most
     `limit` tokens, the last of them not counted. A text of a few lines is all middle.
     """
     lines = _lines(text)
     cursor = len(lines) - 1
-    if cursor <= ANCHOR_NEAREST:
+    if cursor <= lines_above.start:
         return 0
     chosen = cursor - 1
     smallest: int | None = None
-    for number in range(cursor - ANCHOR_NEAREST, max(0, cursor - ANCHOR_FARTHEST - 1), -1):
+    for number in range(cursor - lines_above.start, max(0, cursor - lines_above.stop), -1):
         limit -= cost(lines[number])
         if limit < 0:
             break

@@ -94,6 +94,33 @@ def test_what_enter_will_need_is_known_before(builder: PromptBuilder) -> None:
     assert 0 < needed <= 12
 
 
+def test_a_jump_keeps_what_is_above_both_places(builder: PromptBuilder) -> None:
+    lines = LINES.splitlines(keepends=True)[:90]
+    here, there = (
+        build(builder, "".join(lines[:cursor]), "".join(lines[cursor:]), budget=4000)
+        for cursor in (80, 60)
+    )
+    above = build(builder, "".join(lines[:30]), "", budget=4000)
+    assert common_length(here, there) > len(above)
+
+
+def test_without_fim_the_last_lines_stand_in_one_piece_behind_the_text_below(
+    tokenizer_file: Path,
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    builder = PromptBuilder(tokenizer, "plain", frozenset())
+    lines = LINES.splitlines(keepends=True)[:90]
+    text = tokenizer.decode(
+        build(builder, "".join(lines[:60]), "".join(lines[60:]), budget=4000),
+        skip_special_tokens=False,
+    )
+    above, below, last = text.split("\n\n\n")
+    assert above and "".join(lines).startswith(above)
+    assert last and "".join(lines[:60]).endswith(last)
+    assert (above + "\n" + last).count("\n") == 60
+    assert below.lstrip("\n").splitlines()[0] + "\n" in lines[61:]
+
+
 def test_the_suffix_is_what_stands_behind_the_cursor(builder: PromptBuilder) -> None:
     if builder.fim is None:
         pytest.skip("a prompt without FIM has no such parts")

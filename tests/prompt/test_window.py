@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completion_ls.prompt.build import FIM_LINES
 from completion_ls.prompt.window import (
-    ANCHOR_FARTHEST,
     anchor_before,
     window_after,
     window_before,
@@ -93,10 +93,10 @@ def test_a_minified_file_is_cut_inside_its_line() -> None:
 @given(lines, st.integers(0, 300))
 def test_the_anchor_is_the_start_of_a_line_above(text: list[str], limit: int) -> None:
     whole = "\n".join(text)
-    anchor = anchor_before(whole, limit, cost)
+    anchor = anchor_before(whole, limit, cost, FIM_LINES)
     assert anchor == 0 or whole[anchor - 1] == "\n"
     between = whole[anchor:].split("\n")[:-1]
-    assert len(between) <= ANCHOR_FARTHEST
+    assert len(between) < FIM_LINES.stop
     if len(between) > 2:
         assert sum(len(line) + 1 for line in between[:-1]) <= limit
 
@@ -106,14 +106,18 @@ def test_the_anchor_of_the_next_line_is_known_before_this_one_is_written(
     text: list[str], limit: int, typed: str
 ) -> None:
     above = "".join(line + "\n" for line in text)
-    assert anchor_before(above + typed, limit, cost) == anchor_before(above, limit, cost)
+    assert anchor_before(above + typed, limit, cost, FIM_LINES) == anchor_before(
+        above, limit, cost, FIM_LINES
+    )
     if len(text) > 1:  # a text of two lines is all middle
-        anchors = {anchor_before(above + line + "\n", limit, cost) for line in ("", typed)}
+        anchors = {
+            anchor_before(above + line + "\n", limit, cost, FIM_LINES) for line in ("", typed)
+        }
         assert len(anchors) == 1
 
 
 def test_enter_moves_the_anchor_seldom() -> None:
-    anchors = [anchor_before(numbered(count), 1000, cost) for count in range(300, 400)]
+    anchors = [anchor_before(numbered(count), 1000, cost, FIM_LINES) for count in range(300, 400)]
     moves = sum(a != b for a, b in itertools.pairwise(anchors))
     assert anchors == sorted(anchors)
     assert 0 < moves <= 30
@@ -121,6 +125,6 @@ def test_enter_moves_the_anchor_seldom() -> None:
 
 def test_blank_lines_do_not_hold_the_anchor_nor_move_it() -> None:
     text = numbered(20) + "\n" * 3
-    anchors = [anchor_before(text + "\n" * count, 1000, cost) for count in range(40)]
+    anchors = [anchor_before(text + "\n" * count, 1000, cost, FIM_LINES) for count in range(40)]
     assert anchors == sorted(anchors)
     assert len(set(anchors[20:])) == len(anchors[20:])
