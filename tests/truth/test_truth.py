@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -66,13 +65,19 @@ class Desk(RuleBasedStateMachine):
 
     # Typing
 
-    @rule(count=st.integers(1, 6), wait=waits)
-    def type_what_is_shown(self, count: int, wait: str) -> None:
-        for _ in range(count):
-            ghost = self.page.ghost
-            if ghost is None or ghost.text.startswith("\n"):
-                return
-            self.keys(ghost.text[0], wait)
+    @rule(first=waits, count=st.integers(1, 8), wait=waits)
+    def type_what_is_shown(self, first: str, count: int, wait: str) -> None:
+        self.ask(first)
+        ghost = self.page.ghost
+        self.keys(ghost.text[:count] if ghost else "", wait)
+
+    @rule(first=waits, count=st.integers(1, 8), wait=waits, key=st.sampled_from(KEYS))
+    def leave_what_is_shown(self, first: str, count: int, wait: str, key: str) -> None:
+        """And come back to it."""
+        self.type_what_is_shown(first, count, wait)
+        self.keys(key, wait)
+        self.page.undo()
+        self.ask(wait)
 
     @rule(key=st.sampled_from(KEYS), wait=waits)
     def type_a_character(self, key: str, wait: str) -> None:
@@ -187,11 +192,12 @@ class Desk(RuleBasedStateMachine):
         self.keys(keys, "no")
         self.ask("wait")
 
-    @precondition(lambda self: self.page.ghost)
     @rule(part=st.sampled_from(["all", "all", "line", "word"]), wait=waits)
     def accept(self, part: str, wait: str) -> None:
+        self.ask("wait")
         page, ghost = self.page, self.page.ghost
-        assert ghost
+        if ghost is None:
+            return
         if part == "all":
             # They are closers and blanks: each is one code unit.
             page.edit(page.cursor, page.cursor + ghost.replaced, ghost.text)
