@@ -28,7 +28,7 @@ from completion_ls.config.settings import CompletionSettings, PromptSettings, Se
 from completion_ls.wire.messages import Complete
 from support.in_process import Daemon, Front, Model
 from support.pages import Page, State
-from support.trained_model import TABBED, write_trained_model
+from support.trained_model import TABBED
 from support.truth import Truth
 from support.typing import PROGRAM
 
@@ -306,12 +306,7 @@ class Desk(RuleBasedStateMachine):
         self.look()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_trained_model(tmp_path_factory.mktemp("trained") / "model")
-
-
-def run(folder: Path, **completion: float) -> Counter[str]:
+def run(trained: Path, **completion: float) -> Counter[str]:
     """All histories; returns how often the answers were what."""
     chosen = Settings(
         completion=CompletionSettings(max_tokens=20, max_lines=4, **completion),  # type: ignore[arg-type]
@@ -320,7 +315,7 @@ def run(folder: Path, **completion: float) -> Counter[str]:
 
     class Here(Desk):
         truths: ClassVar = {
-            format: Truth(Model.read(folder, format), chosen) for format in ("plain", "qwen")
+            format: Truth(Model.read(trained, format), chosen) for format in ("plain", "qwen")
         }
 
     run_state_machine_as_test(
@@ -347,14 +342,14 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[Counter[str]]:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])
 def test_no_history_changes_an_answer(
-    folder: Path, sampling: dict[str, float], shown: Counter[str]
+    trained: Path, sampling: dict[str, float], shown: Counter[str]
 ) -> None:
-    counts = run(folder, **sampling)
+    counts = run(trained, **sampling)
     shown.update(counts)
     answers = counts["same"] + counts["rest"] + counts["tie"]
     # Histories are long enough that there is something to be wrong about.
     assert answers >= 0.3 * EXAMPLES * STEPS
-    assert counts["with text"] > answers / 2 and counts["with lines"] > answers / 50
+    assert counts["with text"] > answers / 4 and counts["with lines"] > answers / 50
     # Where no ghost text was on the way, the place itself is what is answered.
     assert counts["same, unseen"] >= counts["rest, unseen"]
     assert counts["tie"] <= answers / 100
