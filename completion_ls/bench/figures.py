@@ -52,7 +52,11 @@ class EngineTime:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Times in milliseconds, shares from 0 to 1, prompt tokens a keystroke, memory in bytes."""
+    """Times in milliseconds, shares from 0 to 1, prompt tokens a keystroke, memory in bytes.
+
+    `reused_share` is of the prompts of all keystrokes, `jobs_reused_share` of those that came to the
+    engine. A prompt that did not counts as reused, with the length of the last one that did.
+    """
 
     keystrokes: int
     with_text: int
@@ -71,6 +75,7 @@ class Summary:
     computed_p99: float
     computed_max: int
     reused_share: float
+    jobs_reused_share: float
     flickers: int
     engine_seconds: float
     engine_wasted_share: float
@@ -91,6 +96,10 @@ def summarize(keystrokes: Sequence[Keystroke], engine: EngineTime) -> Summary:
     passes = [key.first_ms for key in keystrokes if key.needed_pass]
     computed = [key.computed for key in keystrokes]
     reused = sum(key.reused for key in keystrokes)
+    spared = length = 0
+    for key in keystrokes:
+        length = (key.reused + key.computed) // key.jobs if key.jobs else length
+        spared += length if key.by_front_alone else 0
     daemon = [key.daemon_bytes for key in keystrokes]
     front = [key.front_bytes for key in keystrokes]
     return Summary(
@@ -110,7 +119,8 @@ def summarize(keystrokes: Sequence[Keystroke], engine: EngineTime) -> Summary:
         computed_p90=percentile(computed, 90),
         computed_p99=percentile(computed, 99),
         computed_max=max(computed, default=0),
-        reused_share=_share(reused, reused + sum(computed)),
+        reused_share=_share(reused + spared, reused + spared + sum(computed)),
+        jobs_reused_share=_share(reused, reused + sum(computed)),
         flickers=sum(key.flickered for key in keystrokes),
         engine_seconds=engine.total_s,
         engine_wasted_share=_share(engine.wasted_s, engine.total_s),
@@ -147,7 +157,11 @@ def rows(summary: Summary) -> list[tuple[str, str]]:
             f"p90 {summary.computed_p90:.0f}, p99 {summary.computed_p99:.0f}, "
             f"max {summary.computed_max}",
         ),
-        ("prompt tokens reused", _percent(summary.reused_share)),
+        (
+            "prompt tokens reused",
+            f"{_percent(summary.reused_share)} (of those that came to the engine "
+            f"{_percent(summary.jobs_reused_share)})",
+        ),
     ]
 
 
