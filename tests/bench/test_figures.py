@@ -98,6 +98,13 @@ def test_summary() -> None:
     assert (summary.daemon_bytes_end, summary.daemon_bytes_peak) == (7, 9)
 
 
+def test_a_prompt_that_was_spared_counts_as_reused_with_the_last_ones_length() -> None:
+    keys = [key(jobs=0), key(computed=20, reused=80), key(jobs=0), key(jobs=0), key(reused=100)]
+    summary = summarize(keys, IDLE)
+    assert summary.jobs_reused_share == 180 / 200
+    assert summary.reused_share == 380 / 400
+
+
 def test_a_session_of_nothing_has_a_summary() -> None:
     summary = summarize([], IDLE)
     assert not any(summary.as_dict().values())
