@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,10 @@ Ids = npt.NDArray[np.int64]
 
 NEGLIGIBLE = 1e-5
 """A branch with less than this part of the known mass is not looked into, when sampling."""
-MOST_BRANCHES = 16
-"""Most branches in one batch."""
-MOST_BATCHES = 4
-"""Most batches for one choice: each costs a pass."""
+MOST_BRANCHES = 32
+"""Most branches that are looked into for one choice."""
+BATCH = 8
+"""So many go through the model together: the one whose turn it is, and the next ones."""
 MOST_CHECKS = 256
 """Most candidates whose tokens are compared with the tokenizer's own."""
 
@@ -104,32 +105,37 @@ class Covering:
         return found
 
     def nodes(self) -> list[Node]:
-        """All branches that matter for the choice, with their candidates."""
+        """All branches that matter for the choice, with their candidates.
+
+        They are taken by weight, whether their logits are known or not: the choice must not depend
+        on what earlier keystrokes have left.
+        """
         root = self.known(())
         assert root is not None
         nodes: list[Node] = []
+        found: dict[Branch, Floats] = {}
+        may_begin = lru_cache(maxsize=None)(self.vocabulary.may_begin)
         waiting = self._add(nodes, _Offshoot(0.0, (), (), self.text), root)
-        batches = 0
-        while True:
+        while len(nodes) <= MOST_BRANCHES:
             least = self._least(nodes)
-            waiting = [one for one in waiting if one.weight > least]
-            waiting.sort(key=lambda one: -one.weight)
-            for number, one in enumerate(waiting):
-                if (logits := self.known(one.branch)) is not None:
-                    del waiting[number]
-                    waiting += self._add(nodes, one, logits)
-                    break
-            else:
-                worth = [one for one in waiting if self.vocabulary.may_begin(one.branch)][
-                    :MOST_BRANCHES
-                ]
-                if not worth or batches == MOST_BATCHES:
-                    return nodes
-                batches += 1
-                found = self.look_into([one.branch for one in worth])
-                waiting = [one for one in waiting if one not in worth]
-                for one, logits in zip(worth, found, strict=True):
-                    waiting += self._add(nodes, one, logits)
+            waiting = [one for one in waiting if one.weight > least and may_begin(one.branch)]
+            if not waiting:
+                break
+            waiting.sort(key=lambda one: (-one.weight, one.branch))
+            first = waiting.pop(0)
+            logits = found.get(first.branch)
+            if logits is None:
+                logits = self.known(first.branch)
+            if logits is None:
+                branches = [first.branch, *(one.branch for one in waiting[: BATCH - 1])]
+                branches = [one for one in branches if one not in found and not self._is_known(one)]
+                found.update(zip(branches, self.look_into(branches), strict=True))
+                logits = found[first.branch]
+            waiting += self._add(nodes, first, logits)
+        return nodes
+
+    def _is_known(self, branch: Branch) -> bool:
+        return self.known(branch) is not None
 
     def _add(self, nodes: list[Node], one: _Offshoot, logits: Floats) -> list[_Offshoot]:
         """Look at what is behind a branch; returns the branches that go on from it inside r."""
@@ -164,34 +170,28 @@ class Covering:
 
     def _best(self, nodes: list[Node]) -> tuple[float, Covered | None]:
         """The candidate with the best score that the tokenizer agrees with, and that score. (Where
-        it agrees with none of the first ones, the very best: there must be an answer.)"""
+        it agrees with none of the first ones, the very best, as if it were worth nothing: there
+        must be an answer.)"""
         scores = [node.weights for node in nodes]
         if self.sampling.temperature > 0:
             scores = [node.weights + self._noise(node) for node in nodes]
         starts = np.cumsum([0, *(len(part) for part in scores)])
         score = np.concatenate(scores)
-        if not len(score):
-            return -np.inf, None
-        first = None
-        for count in (min(4, len(score)), min(MOST_CHECKS, len(score))):
+        very_best = None
+        for count in sorted({min(4, len(score)), min(MOST_CHECKS, len(score))} - {0}):
             likely = np.argpartition(-score, count - 1)[:count]
-            for place in likely[np.argsort(-score[likely], kind="stable")]:
+            for place in likely[np.lexsort((likely, -score[likely]))]:
                 number = int(np.searchsorted(starts, place, side="right")) - 1
                 node = nodes[number]
                 token = int(node.ids[place - starts[number]])
-                tokens = (*node.branch, token)
-                first = first or (place, node, token)
-                if self.vocabulary.is_canonical(tokens):
-                    return float(score[place]), _covered(node, token)
-        assert first is not None
-        return float(score[first[0]]), _covered(first[1], first[2])
+                covered = Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
+                very_best = very_best or covered
+                if self.vocabulary.is_canonical(covered.tokens):
+                    return float(score[place]), covered
+        return -np.inf, very_best
 
     def _noise(self, node: Node) -> npt.NDArray[np.float64]:
         return gumbel(self.sampling.seed, self.position + len(node.branch), node.ids)
-
-
-def _covered(node: Node, token: int) -> Covered:
-    return Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
 
 
 def _log_total(logits: Floats) -> float:

@@ -38,7 +38,6 @@ def _no_limits() -> Iterator[None]:
     language model leaves a few of each, so in use both are limited."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(covering, "MOST_BRANCHES", 1000)
-        patch.setattr(covering, "MOST_BATCHES", 1000)
         patch.setattr(covering, "MOST_CHECKS", 10**6)
         yield
 
