@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -50,7 +51,11 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     environment = isolate(folder)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    loggers = [logging.getLogger(name) for name in (None, "completion_ls")]
+    levels = [logger.level for logger in loggers]
     yield environment
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)  # the command line sets them
     if any((folder / "run").glob("*.life.lock")):
         stop_daemons(environment)
     shutil.rmtree(folder, ignore_errors=True)
