@@ -15,8 +15,9 @@ class Keystroke:
 
     `first_ms` ends with the first ghost text or with the answer that there is none. `jobs` were
     added for it (or promoted from the background lane), and `jobs_without_pass` of them had their
-    first text without a pass of the model. Prompt tokens are those of its jobs; work ahead of the
-    user is not counted.
+    first text without a pass of the model. Prompt tokens are those since the key before had its
+    first text, so the word that comes along with that key's second token is counted here; work ahead
+    of the user is not counted.
     """
 
     first_ms: float
@@ -91,7 +92,7 @@ class Summary:
 
 
 def summarize(keystrokes: Sequence[Keystroke], engine: EngineTime) -> Summary:
-    """The summary of a session. Keystrokes answered without a job count as 0 computed tokens."""
+    """The summary of a session."""
     first = [key.first_ms for key in keystrokes]
     passes = [key.first_ms for key in keystrokes if key.needed_pass]
     computed = [key.computed for key in keystrokes]

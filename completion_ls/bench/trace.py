@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,7 +68,15 @@ def read_trace(file: Path) -> Trace:
             ),
             tuple(_seconds(step.get("time")) for step in steps),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        gzip.BadGzipFile,
+        zlib.error,
+    ) as error:
         raise ValueError(
             f"{file} is no keystroke trace: it must be JSON with startContent, endContent and "
             f"txns[].patches = [position, deleted, inserted] ({type(error).__name__}: {error})."

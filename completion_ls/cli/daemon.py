@@ -28,6 +28,8 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
         else:
             text = sys.stdin.read() if config_file == "-" else Path(config_file).read_text()
             config = DaemonConfig.model_validate_json(text)
+        if audit is not None and audit < 0:
+            raise ValueError(f"--audit must be 0 (never) or more, and not {audit}.")
         if audit is not None:
             config = config.with_audit(audit)
         logging.getLogger("completion_ls").setLevel(config.log_level.upper())

@@ -14,13 +14,16 @@ from completion_ls.engines.contract import Engine, Event, Job, Lane
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.messages import Complete
 
+STRETCH = 16
+"""Characters of a line after which the next line's prompt is looked for again."""
+
 
 @dataclass(slots=True)
 class _NextLine:
-    """The last prompt that was computed ahead. It is looked for once a line: on the way to the next
-    Enter only the line itself changes."""
+    """The last prompt that was computed ahead. It is looked for a few times a line: on the way to the
+    next Enter only the line itself changes, and of that only its length matters."""
 
-    place: tuple[str, str, str, str] = ("", "", "", "")
+    place: tuple[object, ...] = ()
     job_id: int | None = None
 
 
@@ -42,7 +45,8 @@ class Aside:
     ) -> None:
         """A keystroke has its first text: compute what the next line needs."""
         line = request.prefix.rfind("\n") + 1
-        place = (request.document, request.context, request.prefix[:line], request.suffix)
+        typed = (len(request.prefix) - line) // STRETCH
+        place = (request.document, request.context, request.prefix[:line], request.suffix, typed)
         if not request.ahead or place == self._next_line.place:
             return
         prompt = prompts.ahead(
@@ -62,7 +66,7 @@ class Aside:
 
     def answered(self, engine: Engine, job: Job, output: Output, id: int) -> None:
         """An answer is complete: audit it, if it is its turn."""
-        if output.tokens and self._audit.due():
+        if output.tokens and self._audit.due(job):
             engine.add(self._audit.repeat(job, output, id))
 
     def owns(self, id: int) -> bool:

@@ -3,7 +3,8 @@
 Everything that makes a keystroke cheap (kept KV, kept logits, work ahead of the user) may only make
 it cheap. The audit computes an answer again on the background lane with nothing reused, and
 compares. A different token that the model finds equally good is a tie, which floating-point sums
-in another order decide either way, and no mismatch.
+in another order decide either way, and no mismatch. Only greedy answers are audited: with noise a tie
+is not seen from the probabilities.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from completion_ls.engines.contract import Event, Job, Lane
 
 TIE = 1e-3
 """Natural-log probabilities that are closer are equal."""
+STOPPED = -1
+"""Stands for a stop token: which one it was does not show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Tokens of a job, and the log probability of each."""
+    """Tokens of a job, and the log probability of each; a stop token that ended it is STOPPED."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -26,11 +29,10 @@ class Output:
     """How many came with the prefill: those of an unfinished word were chosen together."""
 
     def __add__(self, event: Event) -> Output:
-        return Output(
-            self.tokens + event.tokens,
-            self.logprobs + event.logprobs,
-            self.first or len(event.tokens),
-        )
+        tokens, logprobs = event.tokens, event.logprobs
+        if event.stop_logprob is not None:
+            tokens, logprobs = (*tokens, STOPPED), (*logprobs, event.stop_logprob)
+        return Output(self.tokens + tokens, self.logprobs + logprobs, self.first or len(tokens))
 
     def differs(self, other: Output) -> int | None:
         """The index of the first other token, as far as both go."""
@@ -63,10 +65,13 @@ class Audit:
         """Whether an answer is being repeated."""
         return bool(self._running)
 
-    def due(self) -> bool:
-        """Whether the answer that is complete now is one to repeat."""
+    def due(self, job: Job) -> bool:
+        """Whether the answer to a job, which is complete now, is one to repeat. While another is
+        being repeated none is: they only get on while nobody types."""
+        if not self._every or self._running or job.sampling.temperature > 0:
+            return False
         self._answers += 1
-        return bool(self._every) and self._answers % self._every == 0
+        return self._answers % self._every == 0
 
     def repeat(self, job: Job, output: Output, id: int) -> Job:
         """The job, under an id of its own, that computes an answer again."""
@@ -88,7 +93,7 @@ class Audit:
         self.audited += 1
         index = one.expected.differs(one.found)
         if index is None:
-            # It may have gone on where a stop token had ended the answer, but not the other way.
+            # Less, not more: the front may have had enough.
             self.mismatches += len(one.found.tokens) < len(one.expected.tokens)
         elif abs(one.expected.score(index) - one.found.score(index)) < TIE:
             self.ties += 1

@@ -55,7 +55,7 @@ class Statistics:
         first = [job.first_token_ms for job in self.recent]
         computed = [job.computed for job in self.recent]
         prompt = sum(job.reused + job.computed for job in self.recent)
-        keystrokes = self.jobs + self.without_pass
+        keystrokes = self.awaited + self.without_pass
         return {
             "jobs": self.jobs,
             "jobs_awaited": self.awaited,

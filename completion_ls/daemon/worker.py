@@ -55,15 +55,15 @@ Published = Outgoing | LoadFailed | EngineBroken
 
 @dataclass(slots=True)
 class TextJob:
-    """A job as text, on its way through the engine. While it is `ahead` of the user, nobody waits
-    for it; `passes` and `seconds` in the engine are counted from when somebody does."""
+    """A job as text, on its way through the engine. While it is `unawaited`, nobody waits for it:
+    it is ahead of the user; `passes` and `seconds` in the engine are counted from when somebody does."""
 
     peer: Hashable
     request: Complete
     arrived: float
     job: Job
     text: Detokenizer
-    ahead: bool
+    unawaited: bool
     output: Output = field(default_factory=Output)
     generated: int = 0
     first_token_ms: float = 0.0
@@ -88,6 +88,13 @@ class _Submit:
 
     def is_named(self, peer: Hashable, id: int) -> bool:
         return self.peer == peer and self.request.id == id
+
+    def count_as_cancelled(self, loaded: Loaded) -> None:
+        """In its place in the inbox, where it is cancelled before its turn."""
+        figures = self.worker.statistics
+        figures.jobs += 1
+        figures.awaited += self.request.lane != "background"
+        figures.cancelled += 1
 
 
 class Worker(threading.Thread):
@@ -117,9 +124,7 @@ class Worker(threading.Thread):
             for waiting in self._inbox:
                 if isinstance(waiting, _Submit) and waiting.is_named(peer, id):
                     self._inbox.remove(waiting)
-                    self.statistics.jobs += 1
-                    self.statistics.awaited += waiting.request.lane != "background"
-                    self.statistics.cancelled += 1
+                    self._inbox.append(waiting.count_as_cancelled)
                     return
         self._put(lambda loaded: self._drop(loaded, peer, id, complete=complete))
 
@@ -167,16 +172,15 @@ class Worker(threading.Thread):
                 )
                 if self._closing:
                     return
-            while self._inbox:
-                with self._wake:
-                    action = self._inbox.popleft()
+            while action := self._next_action():
                 action(loaded)
             began = time.perf_counter()
             try:
                 events = loaded.engine.step()
             except JobFailed as failure:
                 self._account(loaded, [], time.perf_counter() - began)
-                log.error("job failed: %r", failure.cause)
+                # Not the error itself: some hold the text that they are about.
+                log.error("job failed: %s", type(failure.cause).__name__)
                 if self._aside.owns(failure.job_id):
                     self._aside.drop(failure.job_id)
                 else:
@@ -188,6 +192,10 @@ class Worker(threading.Thread):
                     self._aside.advance(event)
                 else:
                     self._advance(loaded, event)
+
+    def _next_action(self) -> Callable[[Loaded], None] | None:
+        with self._wake:  # a cancel, on another thread, may take the last one away
+            return self._inbox.popleft() if self._inbox else None
 
     def _put(self, action: Callable[[Loaded], None]) -> None:
         with self._wake:
@@ -224,18 +232,18 @@ class Worker(threading.Thread):
                 lane=LANES[request.lane],
                 unfinished=prompt.unfinished,
             )
+            word = prompt.unfinished
+            before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
+            text = Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
             loaded.engine.add(job)
         except Exception as error:
             self.statistics.failed += 1
             self._send(peer, Error(id=request.id, code="job", text=_sentence(error)))
             return
-        ahead = job.lane is Lane.BACKGROUND
+        unawaited = job.lane is Lane.BACKGROUND
         self.statistics.jobs += 1
-        self.statistics.awaited += not ahead
-        word = prompt.unfinished
-        before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
-        text = Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
-        self._jobs[id] = TextJob(peer, request, arrived, job, text, ahead)
+        self.statistics.awaited += not unawaited
+        self._jobs[id] = TextJob(peer, request, arrived, job, text, unawaited)
         self._by_name[peer, request.id] = id
 
     def _drop(self, loaded: Loaded, peer: Hashable, name: int, *, complete: bool = False) -> None:
@@ -246,17 +254,19 @@ class Worker(threading.Thread):
             self.statistics.cancelled += not complete
             self.statistics.wasted_s += 0.0 if complete else job.seconds
             if complete:
-                self._aside.answered(loaded.engine, job.job, job.output, self._new_id())
+                self._work_aside(self._aside.answered, loaded.engine, job.job, job.output)
 
     def _promote(self, loaded: Loaded, peer: Hashable, name: int) -> None:
         id = self._by_name.get((peer, name))
         if id is not None:
             loaded.engine.promote(id, Lane.KEY)
             job = self._jobs[id]
-            if job.ahead:
-                job.ahead, job.arrived = False, time.perf_counter()
+            if job.unawaited:
+                job.unawaited, job.arrived = False, time.perf_counter()
                 self.statistics.awaited += 1
                 self.statistics.awaited_without_pass += job.has_text
+                if job.has_text:
+                    self._served(loaded, job)
 
     def _drop_all(self, loaded: Loaded, peer: Hashable) -> None:
         for job in [job for job in self._jobs.values() if job.peer == peer]:
@@ -279,7 +289,7 @@ class Worker(threading.Thread):
     def _account(self, loaded: Loaded, events: list[Event], seconds: float) -> None:
         """Count what a step took, for the jobs that it was done for."""
         figures = self.statistics
-        passes, self._passes = self._passes, loaded.engine.stats().passes
+        passes, self._passes = self._passes, loaded.engine.passes
         figures.engine_s += seconds
         for event in events:
             job = self._jobs.get(event.job_id)
@@ -289,7 +299,7 @@ class Worker(threading.Thread):
                 figures.background_reused += reused
                 figures.background_computed += computed
                 continue
-            if job.ahead:
+            if job.unawaited:
                 figures.background_s += seconds / len(events)
                 figures.background_reused += event.reused - job.reused
                 figures.background_computed += event.computed - job.computed
@@ -303,7 +313,7 @@ class Worker(threading.Thread):
         now_ms = (time.perf_counter() - job.arrived) * 1e3
         if not job.first_token_ms and (event.tokens or event.finish):
             job.first_token_ms = now_ms
-            if not job.ahead:
+            if not job.unawaited:
                 self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
         job.generated += len(event.tokens)
         job.output += event
@@ -314,11 +324,10 @@ class Worker(threading.Thread):
             if event.finish is None:
                 loaded.engine.cancel(event.job_id)
             finish = "line"
-        if not job.has_text and (text.strip() or finish):
-            job.has_text = True  # blanks alone are not shown
-            self.statistics.awaited_without_pass += not job.ahead and not job.passes
-            budget = _budget(loaded, job.request)
-            self._aside.served(loaded.engine, loaded.prompts, job.request, budget, self._new_id())
+        first_text = not job.has_text and bool(text.strip() or finish)  # blanks are not shown
+        if first_text:
+            job.has_text = True
+            self.statistics.awaited_without_pass += not job.unawaited and not job.passes
         if text:
             chunk = Chunk(
                 id=job.request.id, text=text, reused=event.reused, computed=event.computed
@@ -336,7 +345,21 @@ class Worker(threading.Thread):
                 total_ms=now_ms,
             )
             self._send(job.peer, done)
-            self._aside.answered(loaded.engine, job.job, job.output, self._new_id())
+            self._work_aside(self._aside.answered, loaded.engine, job.job, job.output)
+        if first_text and not job.unawaited:
+            self._served(loaded, job)
+
+    def _served(self, loaded: Loaded, job: TextJob) -> None:
+        """Somebody has first text: what comes next may be computed."""
+        request, budget = job.request, _budget(loaded, job.request)
+        self._work_aside(self._aside.served, loaded.engine, loaded.prompts, request, budget)
+
+    def _work_aside(self, work: Callable[..., None], *arguments: object) -> None:
+        """Have a job of our own made, which must not be the end of those that somebody waits for."""
+        try:
+            work(*arguments, self._new_id())
+        except Exception as error:
+            log.warning("work aside failed: %s", type(error).__name__)
 
     def _figures(self, loaded: Loaded) -> dict[str, Any]:
         engine = loaded.engine.stats()

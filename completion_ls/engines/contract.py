@@ -93,6 +93,8 @@ class Event:
     reused: int
     computed: int
     finish: Finish | None = None
+    stop_logprob: float | None = None
+    """With STOP, the natural-log probability of the stop token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,10 @@ class Engine(Protocol):
     @property
     def max_context(self) -> int:
         """Most tokens, prompt and output together, that one job may have."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the model so far."""
 
     def add(self, job: Job) -> None:
         """Accept a job. Raises ValueError (a sentence) when it is empty or does not fit."""

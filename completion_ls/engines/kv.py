@@ -24,7 +24,8 @@ class KvCache:
     """All sequences of one engine. A sequence in use may be copied from, never written or dropped.
 
     The cap counts whole allocations, used or not. Sequences in use alone may exceed it: a running
-    job is not broken for it. Idle ones never do.
+    job is not broken for it. Idle ones never do, once that job has ended (the logits that it keeps
+    are counted then).
     """
 
     def __init__(self, shape: LlamaShape, limit_bytes: int) -> None:
@@ -48,18 +49,24 @@ class KvCache:
         """How many sequences there are, in use or idle."""
         return len(self._sequences)
 
-    def acquire(self, prompt: Sequence[int], room: int, *, fresh: bool = False) -> KvSequence:
+    def acquire(
+        self, prompt: Sequence[int], room: int, *, fresh: bool = False, spare: bool = False
+    ) -> KvSequence | None:
         """A sequence for a job, marked in use: its line is a beginning of `prompt`, perhaps all of
         it, and it holds `room` tokens without growing. An idle sequence is taken over, with its
-        branches, where that loses little of it; otherwise the common beginning is copied. A `fresh`
-        one is empty.
+        branches, where that loses little of it or there is no room for two; otherwise the common
+        beginning is copied. A `fresh` one is empty. To `spare` is to give way (None) rather than to
+        take over a sequence that loses much, where there is no room for two.
         """
         wanted = list(prompt)
         capacity = -(-room // BLOCK) * BLOCK
         source, path = (None, TreePath(0, ())) if fresh else self._best(wanted)
         if source is not None and not source.in_use:
             kept = min(source.prompt_length, source.line)
-            if kept - path.common <= EXPENDABLE or not self._fits(source, capacity):
+            takes_little = kept - path.common <= EXPENDABLE
+            if not takes_little and not self._fits(source, capacity) and spare:
+                return None
+            if takes_little or not self._fits(source, capacity):
                 source.straighten(path)
                 self._mark(source, wanted)
                 self.grow(source, capacity)

@@ -116,6 +116,11 @@ class TorchCpuEngine:
         """Most tokens, prompt and output together, that one job may have."""
         return self._max_context
 
+    @property
+    def passes(self) -> int:
+        """Forward passes of the model so far."""
+        return self._passes
+
     def add(self, job: Job) -> None:
         """Accept a job; nothing is computed yet. Raises ValueError (a sentence) when it is empty,
         does not fit, names tokens that the model does not have, or its id is in use."""
@@ -209,7 +214,15 @@ class TorchCpuEngine:
             # Only now, not in `add`: by now an older job may have computed what this one needs.
             word = len(running.job.unfinished.text) if running.job.unfinished else 0
             room = len(prompt) + running.job.max_new_tokens + word + SPARE_SLOTS
-            running.kv = kv = self._cache.acquire(prompt[:base], room, fresh=running.job.fresh)
+            kv = self._cache.acquire(
+                prompt[:base],
+                room,
+                fresh=running.job.fresh,
+                spare=running.lane is Lane.BACKGROUND,
+            )
+            if kv is None:
+                raise ValueError("engine.kv_memory_mb has no room for work ahead of the user.")
+            running.kv = kv
             running.tip = kv.line - 1
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
@@ -279,7 +292,8 @@ class TorchCpuEngine:
         running.first_tokens = len(tokens)
         self._generated += kept
         finish = Finish.STOP if stopped else self._full(running)
-        return _event(running, tokens[:kept], covered.logprobs[:kept], finish)
+        stop = covered.logprobs[-1] if stopped else None
+        return _event(running, tokens[:kept], covered.logprobs[:kept], finish, stop)
 
     def _full(self, running: _Running) -> Finish | None:
         """LENGTH when the job has what it asked for; an unfinished word counts as one token."""
@@ -341,7 +355,7 @@ class TorchCpuEngine:
         position = running.base + len(running.output)
         token, logprob = choose(logits.numpy(), job.sampling, position)
         if token in job.stop_token_ids:
-            return _event(running, finish=Finish.STOP)
+            return _event(running, finish=Finish.STOP, stop_logprob=logprob)
         running.output.append(token)
         self._generated += 1
         return _event(running, (token,), (logprob,), self._full(running))
@@ -364,8 +378,10 @@ def _event(
     tokens: tuple[int, ...] = (),
     logprobs: tuple[float, ...] = (),
     finish: Finish | None = None,
+    stop_logprob: float | None = None,
 ) -> Event:
-    return Event(running.job.id, tokens, logprobs, running.reused, running.computed, finish)
+    counts = running.reused, running.computed
+    return Event(running.job.id, tokens, logprobs, *counts, finish, stop_logprob)
 
 
 def _physical_cores() -> int:

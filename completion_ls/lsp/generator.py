@@ -101,5 +101,5 @@ class Generator:
             top_p=wanted.top_p,
             seed=wanted.seed,
             stop_at_line=mode is rules.Mode.LINE,
-            ahead=wanted.ahead and lane != "background",
+            ahead=wanted.ahead,
         )

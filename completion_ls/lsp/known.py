@@ -177,14 +177,21 @@ class _Around:
         border = closers + self._near
         return self.now.after[closers:border], self.now.after[border:]
 
+    def fits_after(self, state: _State, closers: int) -> bool:
+        """Whether the text right of the cursor, and the context, are those of a state."""
+        return state.context == self._context and state.after == self._digest_after(closers)
+
+    def _digest_after(self, closers: int) -> bytes:
+        if ("after", closers) not in self._digests:
+            self._digests["after", closers] = _digest(self.after(closers)[0])
+        return self._digests["after", closers]
+
     def state(self, line: int, column: int, typed: int, closers: int) -> _State:
         """What the state was before so much was typed from that place."""
         now = self.now
         if ("before", typed) not in self._digests:
             self._digests["before", typed] = _digest(self.before(typed)[1])
-        if ("after", closers) not in self._digests:
-            self._digests["after", closers] = _digest(self.after(closers)[0])
-        before, after = self._digests["before", typed], self._digests["after", closers]
+        before, after = self._digests["before", typed], self._digest_after(closers)
         return _State(now.uri, line, column, now.language, self._context, before, after)
 
 
@@ -194,6 +201,8 @@ def _start(entry: _Entry, around: _Around, typed: int) -> Situation | None:
     for closers in possible_closers(entry.after_length, entry.after_is_cut, now):
         if now.after[:closers].strip(CLOSERS):
             return None
+        if not around.fits_after(entry.state, closers):
+            continue  # before the other digest, which is another one for each candidate
         if around.state(line, column, typed, closers) != entry.state:
             continue
         start = replace(

@@ -120,7 +120,7 @@ class CompletionServer(LanguageServer):
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.warning("a task failed: %r", error)
+            log.warning("a task failed: %s", type(error).__name__)
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Where pygls would show each error in a window of its own, ours goes to the log. (Those of

@@ -56,8 +56,12 @@ class Suggester:
         request = self._newest[now.uri] = object()
         suggestion = self._at_hand(now)
         computes = suggestion is None
-        not_before = asyncio.get_running_loop().time() + self._patience_s(now, suggestion)
-        suggestion = suggestion or self._begin(now)
+        if suggestion is None:
+            suggestion = self._begin(now)
+            is_there = bool(suggestion.raw)  # it was being prepared
+        else:
+            is_there = bool(suggestion.finished or suggestion.shown)
+        not_before = asyncio.get_running_loop().time() + self._patience_s(now, is_there)
         while not await self._follow(suggestion, now, partial, not_before):
             # Only for the newest request: the place of an older one is no longer there.
             if self._newest.get(now.uri) is not request:
@@ -146,11 +150,11 @@ class Suggester:
         self._end_live(suggestion.start.uri)
         self._live[suggestion.start.uri] = suggestion
 
-    def _patience_s(self, now: Situation, at_hand: Suggestion | None) -> float:
+    def _patience_s(self, now: Situation, is_there: bool) -> float:
         """How long new text is held back. What is there already, or was asked for, is not."""
         accepted = now.uri in self._accepted
         self._accepted.discard(now.uri)
-        if now.manual or accepted or (at_hand and (at_hand.finished or at_hand.shown)):
+        if now.manual or accepted or is_there:
             return 0.0
         return self._generator.settings.completion.debounce_ms / 1e3
 

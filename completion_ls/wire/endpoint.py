@@ -50,9 +50,7 @@ class DaemonConfig(BaseModel):
         )
 
     def with_audit(self, every: int) -> DaemonConfig:
-        """The same with another `daemon.audit`. Raises ValueError (a sentence)."""
-        if every < 0:
-            raise ValueError(f"--audit must be 0 (never) or more, and not {every}.")
+        """The same with another `daemon.audit`."""
         return self.model_copy(update={"daemon": self.daemon.model_copy(update={"audit": every})})
 
     @property

@@ -71,7 +71,14 @@ def test_what_is_no_trace_is_named(tmp_path: Path, changed: dict[str, Any]) -> N
         read_trace(written(tmp_path, **changed))
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"no json", b"\x1f\x8bcut", b"\xff\xfe"])
+def damaged() -> bytes:
+    """A compressed trace with one wrong byte in its midst."""
+    whole = bytearray(gzip.compress(json.dumps({"startContent": "a" * 99, "txns": []}).encode()))
+    whole[len(whole) // 2] ^= 0xFF
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"no json", b"\x1f\x8bcut", b"\xff\xfe", damaged()])
 def test_junk_is_no_trace(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "junk").write_bytes(data)
     with pytest.raises(ValueError, match="is no keystroke trace"):

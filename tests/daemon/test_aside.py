@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from completion_ls.config.settings import EngineSettings
 from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
-from completion_ls.engines.contract import Event, Job, Lane
+from completion_ls.engines.contract import Event, Job
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.messages import Complete
@@ -89,7 +89,9 @@ def test_the_first_key_of_a_line_costs_little_where_the_window_moves(
     assert any(expensive) is not ahead
 
 
-def test_it_is_looked_for_once_a_line(engine: TorchCpuEngine, prompts: PromptBuilder) -> None:
+def test_it_is_not_looked_for_with_every_key(
+    engine: TorchCpuEngine, prompts: PromptBuilder
+) -> None:
     aside = Aside(audit_every=0)
     lines, line = next(
         (text, LINES[number])
@@ -141,4 +143,3 @@ def test_a_failed_job_is_forgotten(engine: TorchCpuEngine, prompts: PromptBuilde
     assert aside.busy
     aside.drop(7)
     assert not aside.busy
-    assert Lane.BACKGROUND > Lane.MANUAL > Lane.KEY

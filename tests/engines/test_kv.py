@@ -214,3 +214,20 @@ def test_any_history_keeps_contents_and_cap(
         busy = sum(s.nbytes for s in running)
         assert cache.nbytes <= max(cache.limit_bytes, busy)
         assert cache.nbytes >= busy
+
+
+def test_who_spares_gives_way_rather_than_to_take_over_what_is_large() -> None:
+    cache = KvCache(SHAPE, 3 * BLOCK_BYTES)
+    words = text(1, 2 * BLOCK)
+    first, _ = use(cache, words)
+    other = [*words[:100], *text(2, 100)]
+    assert cache.acquire(other, 200, spare=True) is None
+    assert first.tokens == words and not first.in_use
+    # What loses little is taken over all the same, ...
+    assert cache.acquire([*words, 5], 2 * BLOCK, spare=True) is first
+    cache.release(first)
+    # ... and where there is room, it is copied.
+    roomy = KvCache(SHAPE, 10 * BLOCK_BYTES)
+    first, _ = use(roomy, words)
+    copy = roomy.acquire(other, 200, spare=True)
+    assert copy is not None and copy is not first and copy.line == 100

@@ -515,3 +515,32 @@ async def test_a_cancel_before_the_change_that_it_belongs_to(
     assert alone.foreground == (1 if goes_on else 2)
     alone.engine.finish(alone.foreground - 1, BODY[3:] if goes_on else "y")
     assert text_of(await again) == (BODY[1:] if goes_on else "y")
+
+
+async def test_a_known_place_ends_what_was_prepared_for_another(session: Session) -> None:
+    assert await session.answer(at(AREA), BODY) == BODY
+    await settle()
+    assert session.engine.lanes == ["key", "background"]
+    # Elsewhere, and back: the text after accepting is prepared again, once.
+    assert await session.answer(at("x = "), "1") == "1"
+    await settle()
+    assert await session.known(at(AREA)) == BODY
+    await settle()
+    assert (3, False) in session.engine.cancels
+    assert session.engine.requests[-1].prefix == AREA + BODY
+
+
+async def test_what_was_prepared_and_has_text_is_not_held_back() -> None:
+    session = Session(debounce_ms=2000)
+    try:
+        await session.answer(at("x = "), "1")
+        await settle()
+        session.engine.say(1, " + 2")
+        await settle()
+        task = session.ask(at("x = 1"))
+        await settle()
+        assert session.engine.promoted == [1]
+        assert [shown.text for shown in session.partials][-1] == " + 2"
+        task.cancel()
+    finally:
+        session.suggester.end_all()

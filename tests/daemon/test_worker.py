@@ -1,0 +1,117 @@
+"""The engine's thread, without a socket around it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completion_ls.config.settings import Settings
+from completion_ls.daemon.worker import Outgoing, Published, Worker
+from completion_ls.engines.torch_cpu import TorchCpuEngine
+from completion_ls.prompt.build import ALMOST
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import Complete, Done, Error
+from support.tiny_model import write_tiny_model
+
+LINES = [f"value_{n} = add(values[{n}], {n * n})\n" for n in range(60)]
+
+
+class Running:
+    """A worker, and what it has published."""
+
+    def __init__(self, folder: Path) -> None:
+        sections = {"model": {"name": str(folder)}, "engine": {"threads": 1}}
+        config = DaemonConfig.of(Settings.model_validate(sections))
+        self.published: queue.Queue[Published] = queue.Queue()
+        self.worker = Worker(config, self.published.put)
+        self.worker.start()
+        self.last = 0
+
+    def submit(self, prefix: str, **more: Any) -> int:
+        self.last += 1
+        wanted = {"prompt_tokens": 256, "max_tokens": 4, "suffix": ""} | more
+        request = Complete(id=self.last, document="a", prefix=prefix, **wanted)
+        self.worker.submit("peer", request)
+        return self.last
+
+    def end_of(self, id: int) -> Done | Error:
+        while True:
+            match self.published.get(timeout=60):
+                case Outgoing(message=(Done() | Error()) as message) if message.id == id:
+                    return message
+                case Outgoing():
+                    pass
+                case other:
+                    raise AssertionError(other)
+
+    def figures(self) -> dict[str, Any]:
+        found: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.worker.snapshot(found.put)
+        return found.get(timeout=60)
+
+    def idle(self) -> dict[str, Any]:
+        while (figures := self.figures())["jobs_active"]:
+            pass
+        return figures
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    found = Running(write_tiny_model(tmp_path / "model"))
+    yield found
+    found.worker.close()
+    found.worker.join()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_next_line_is_computed_ahead(running: Running, ahead: bool) -> None:
+    most = 0
+    for number in range(1, 40):
+        text = "".join(LINES[:number])
+        done = running.end_of(running.submit(text, ahead=ahead))
+        assert isinstance(done, Done)
+        if number > 1:
+            most = max(most, done.computed)
+        running.end_of(running.submit(text + LINES[number][:-1], ahead=ahead))
+        running.idle()
+    assert (most <= ALMOST + 4) is ahead
+    assert (running.figures()["engine_seconds_background"] > 0) is ahead
+
+
+def test_work_aside_that_fails_ends_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.end_of(running.submit(LINES[0]))
+    forward = TorchCpuEngine._forward
+    failures = []
+
+    def failing(self: TorchCpuEngine, *arguments: Any, **more: Any) -> Any:
+        if threading.current_thread() is running.worker and running.worker._aside.busy:
+            failures.append(1)
+            raise RuntimeError("no")
+        return forward(self, *arguments, **more)
+
+    monkeypatch.setattr(TorchCpuEngine, "_forward", failing)
+    for number in range(1, 40):
+        text = "".join(LINES[:number]) + LINES[number][:-1]
+        running.end_of(running.submit(text, ahead=True))
+        running.idle()
+    assert failures
+    monkeypatch.undo()
+    assert isinstance(running.end_of(running.submit(LINES[5])), Done)
+
+
+def test_jobs_that_are_cancelled_at_once_harm_nobody(running: Running) -> None:
+    """The one thread takes from the inbox while another takes a job out of it again."""
+    count = 3000
+    for number in range(count):
+        running.worker.cancel("peer", running.submit("x" * (number % 7 + 1)))
+    assert isinstance(running.end_of(running.submit(LINES[0])), Done)
+    figures = running.idle()
+    assert figures["jobs"] == figures["jobs_awaited"] == count + 1
+    assert count - 50 < figures["jobs_cancelled"] <= count  # some may have been served in time
