@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from completion_ls.engines.contract import Event, Job, Lane
+from completion_ls.engines.contract import Event, Finish, Job, Lane
 
 TIE = 1e-3
 """Natural-log probabilities that are closer are equal."""
@@ -90,6 +90,8 @@ class Audit:
         if event.finish is None:
             return
         del self._running[event.job_id]
+        if event.finish is Finish.NO_ROOM:
+            return
         self.audited += 1
         index = one.expected.differs(one.found)
         if index is None:

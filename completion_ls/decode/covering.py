@@ -132,19 +132,40 @@ class Covering:
                 found.update(zip(branches, self.look_into(branches), strict=True))
                 logits = found[first.branch]
             waiting += self._add(nodes, first, logits)
+        if not any(len(node.ids) for node in nodes):
+            self._follow_reading(nodes)
         return nodes
+
+    def _follow_reading(self, nodes: list[Node]) -> None:
+        """Where what was looked into ends inside r (a text that the model did not expect at all):
+        behind the tokenizer's own reading of r there is always something."""
+        reading = self.vocabulary.read(self.text.decode())
+        beginnings = [reading[:length] for length in range(1, len(reading) + 1)]
+        missing = [branch for branch in beginnings if not self._is_known(branch)]
+        found = dict(zip(missing, self.look_into(missing), strict=True)) if missing else {}
+        by_branch = {node.branch: node for node in nodes}
+        rest = self.text
+        for branch in beginnings:
+            rest = rest[len(self.vocabulary.bytes_of(branch[-1])) :]
+            if branch in by_branch:
+                continue
+            before, token = by_branch[branch[:-1]], branch[-1]
+            logits = found.get(branch)
+            if logits is None:
+                logits = self.known(branch)
+            assert logits is not None
+            weight = before.weight + float(self._tempered(before.logprobs)[token])
+            path = (*before.path, float(before.logprobs[token]))
+            self._add(nodes, _Offshoot(weight, branch, path, rest), logits)
+            by_branch[branch] = nodes[-1]
 
     def _is_known(self, branch: Branch) -> bool:
         return self.known(branch) is not None
 
     def _add(self, nodes: list[Node], one: _Offshoot, logits: Floats) -> list[_Offshoot]:
         """Look at what is behind a branch; returns the branches that go on from it inside r."""
-        temperature = self.sampling.temperature if self.sampling.temperature > 0 else 1.0
         logprobs = logits - _log_total(logits)
-        tempered = logprobs
-        if temperature != 1.0:
-            tempered = logits / temperature
-            tempered = tempered - _log_total(tempered)
+        tempered = self._tempered(logprobs)
         # Behind all of r anything may follow, a special token such as the end of the text, too.
         ids = self.vocabulary.beyond(one.rest) if one.rest else np.arange(len(logits))
         ids = ids[ids < len(logits)]
@@ -160,6 +181,13 @@ class Covering:
             for token in self.vocabulary.inside(one.rest)
             if token < len(logits)
         ]
+
+    def _tempered(self, logprobs: Floats) -> Floats:
+        temperature = self.sampling.temperature
+        if temperature in (0.0, 1.0):
+            return logprobs
+        tempered = logprobs / temperature
+        return np.asarray(tempered - _log_total(tempered))
 
     def _least(self, nodes: list[Node]) -> float:
         """The weight above which a branch could matter."""

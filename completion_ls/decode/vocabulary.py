@@ -105,6 +105,10 @@ class Vocabulary:
         """The bytes of a token; none for a special one."""
         return self._bytes.get(token, b"")
 
+    def read(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that stands inside a longer one, from the start of a word on."""
+        return tuple(self._inner.encode(text, add_special_tokens=False).ids)
+
     def is_canonical(self, tokens: tuple[int, ...]) -> bool:
         """Whether the tokenizer itself would read the text of these tokens so.
 
@@ -122,8 +126,7 @@ class Vocabulary:
             half -= len(self.bytes_of(known.pop()))
         if half < 0:
             return self.is_canonical(tuple(known))
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
-        return ids == known
+        return self.read(text) == tuple(known)
 
     def may_begin(self, tokens: tuple[int, ...]) -> bool:
         """Whether the tokenizer could read a text so whose first tokens are these.
@@ -133,9 +136,7 @@ class Vocabulary:
         """
         text = b"".join(map(self.bytes_of, tokens)).decode(errors="ignore")
         return self.is_canonical(tokens) or any(
-            tuple(self._inner.encode(text + next, add_special_tokens=False).ids)[: len(tokens)]
-            == tokens
-            for next in FOLLOWERS
+            self.read(text + next)[: len(tokens)] == tokens for next in FOLLOWERS
         )
 
     def beyond(self, text: bytes) -> Ids:

@@ -30,6 +30,8 @@ class Finish(StrEnum):
     """The model produced one of the job's stop tokens (which is not part of the output)."""
     LENGTH = "length"
     """`max_new_tokens` were produced."""
+    NO_ROOM = "no_room"
+    """Nothing was computed: work ahead of the user would cost the KV of what is being typed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ class KvCache:
         """A sequence for a job, marked in use: its line is a beginning of `prompt`, perhaps all of
         it, and it holds `room` tokens without growing. An idle sequence is taken over, with its
         branches, where that loses little of it or there is no room for two; otherwise the common
-        beginning is copied. A `fresh` one is empty. To `spare` is to give way (None) rather than to
-        take over a sequence that loses much, where there is no room for two.
+        beginning is copied. A `fresh` one is empty. To `spare` is to give way (None) where there is
+        no room beside the sequence that was used last.
         """
         wanted = list(prompt)
         capacity = -(-room // BLOCK) * BLOCK
@@ -64,13 +64,14 @@ class KvCache:
         if source is not None and not source.in_use:
             kept = min(source.prompt_length, source.line)
             takes_little = kept - path.common <= EXPENDABLE
-            if not takes_little and not self._fits(source, capacity) and spare:
-                return None
-            if takes_little or not self._fits(source, capacity):
+            if takes_little or not (spare or self._fits(capacity, source)):
                 source.straighten(path)
                 self._mark(source, wanted)
                 self.grow(source, capacity)
                 return source
+        newest = max(self._sequences, key=lambda one: one.last_used, default=None)
+        if spare and not self._fits(capacity, source, newest):
+            return None
         sequence = KvSequence([])
         self._make_room(self._bytes_of(capacity), source)
         sequence.layers = [self._empty(capacity) for _ in range(self._shape.layers)]
@@ -135,9 +136,9 @@ class KvCache:
                 best, found, where = rank, sequence, path
         return found, where
 
-    def _fits(self, source: KvSequence, capacity: int) -> bool:
-        """Whether a new sequence has room beside `source` when all other idle ones go."""
-        fixed = sum(s.nbytes for s in self._sequences if s.in_use or s is source)
+    def _fits(self, capacity: int, *kept: KvSequence | None) -> bool:
+        """Whether a new sequence has room when all idle ones go but those that are `kept`."""
+        fixed = sum(one.nbytes for one in self._sequences if one.in_use or one in kept)
         return fixed + self._bytes_of(capacity) <= self._limit
 
     def _mark(self, sequence: KvSequence, wanted: list[int]) -> None:

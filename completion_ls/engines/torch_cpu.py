@@ -221,7 +221,7 @@ class TorchCpuEngine:
                 spare=running.lane is Lane.BACKGROUND,
             )
             if kv is None:
-                raise ValueError("engine.kv_memory_mb has no room for work ahead of the user.")
+                return _event(running, finish=Finish.NO_ROOM)
             running.kv = kv
             running.tip = kv.line - 1
             if kv.line == base and base - 1 not in kv.rows:

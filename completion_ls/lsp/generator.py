@@ -79,6 +79,8 @@ class Generator:
                 if suggestion.strayed():
                     suggestion.ended = True
                     break
+            # Without room for it nothing was computed; whoever has come to wait begins again.
+            suggestion.ended |= bool(answer.done and answer.done.finish == "no_room")
             suggestion.finished = not suggestion.ended
         finally:
             engine.cancel(answer, complete=suggestion.finished)

@@ -132,11 +132,12 @@ class Chunk(Message):
 
 
 class Done(Message):
-    """A job ended by itself. `generated` counts tokens; times are milliseconds since its arrival."""
+    """A job ended by itself; with `no_room` before it began, for lack of memory on the background
+    lane. `generated` counts tokens; times are milliseconds since its arrival."""
 
     type: Literal["done"] = "done"
     id: int
-    finish: Literal["stop", "length", "line"]
+    finish: Literal["stop", "length", "line", "no_room"]
     reused: int
     computed: int
     generated: int

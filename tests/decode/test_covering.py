@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,4 +202,22 @@ def test_the_answer_begins_with_the_word(vocabulary: Vocabulary, tokenizer: Toke
                 model, vocabulary, tokenizer, word, Sampling(temperature=temperature, seed=3)
             )
             text = b"".join(map(vocabulary.bytes_of, covered.tokens))
+            assert text.startswith(word.encode())
+
+
+@given(st.sampled_from([*WORDS, "🥸🥸", "ünüü", "zqxj"]), st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_there_is_an_answer_whatever_was_typed_and_whatever_is_known(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, seed: int
+) -> None:
+    """With the limits, too, it is the same whether the logits of the word are known or not."""
+    model = Model(tokenizer.get_vocab_size(), seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(covering, "MOST_BRANCHES", 3)
+        patch.setattr(covering, "MOST_CHECKS", 256)
+        for temperature in (0.0, 0.8):
+            one = covering_of(model, vocabulary, tokenizer, word, Sampling(temperature=temperature))
+            fresh = replace(one, known=lambda branch: None if branch else model(branch))
+            assert one.choose().tokens == fresh.choose().tokens
+            text = b"".join(map(vocabulary.bytes_of, one.choose().tokens))
             assert text.startswith(word.encode())

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from completion_ls.config.settings import EngineSettings, Settings
 from completion_ls.daemon.load import Loaded, end_of_text_ids
 from completion_ls.daemon.worker import Outgoing, Published, Worker
+from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Event, Job
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.torch_cpu import TorchCpuEngine
-from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
 from completion_ls.lsp.suggester import Suggester

@@ -67,9 +67,12 @@ def write_trained_model(folder: Path) -> Path:
     texts = [*_renamed(PROGRAM, "event", "order"), *_renamed(TABBED, "point", "place")]
     tokenizer = _tokenizer(texts)
     tokenizer.save(str(folder / "tokenizer.json"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more of them only wait for each other
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         _trained(tokenizer, texts).save_pretrained(folder)
+    torch.set_num_threads(threads)
     return folder
 
 

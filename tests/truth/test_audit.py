@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,14 @@ def session() -> list[State]:
     return editor.states
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_no_answer_of_a_session_is_another_from_nothing(
-    trained: Path, temperature: float
-) -> None:
+async def quiet(client: EngineClient) -> dict[str, Any]:
+    """The daemon's figures once it has nothing to do: it audits one answer at a time."""
+    while (figures := (await client.status()).figures)["jobs_active"]:
+        await asyncio.sleep(0.01)
+    return figures
+
+
+async def test_no_answer_of_a_session_is_another_from_nothing(trained: Path) -> None:
     sections = {
         "model": {"name": str(trained)},
         "engine": {"threads": 1, "kv_memory_mb": 16, "prefill_chunk": 64},
@@ -55,7 +60,6 @@ async def test_no_answer_of_a_session_is_another_from_nothing(
                 suffix=state.suffix,
                 prompt_tokens=256,
                 max_tokens=16,
-                temperature=temperature,
             )
             answer = await client.complete(request)
             # Every third key comes before its forerunner is answered.
@@ -65,11 +69,12 @@ async def test_no_answer_of_a_session_is_another_from_nothing(
                 if not pieces:
                     break
             client.cancel(answer)
+            if pieces:
+                await quiet(client)
 
-        while (figures := (await client.status()).figures)["jobs_active"]:
-            await asyncio.sleep(0.05)
+        figures = await quiet(client)
         assert figures["audited"] > len(states) / 2
         assert figures["audit_mismatches"] == 0
-        assert figures["audit_ties"] <= figures["audited"] / 20
+        assert figures["audit_ties"] <= 1
     finally:
         await client.close()

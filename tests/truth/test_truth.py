@@ -2,19 +2,20 @@
 
 A person works in two documents; another window has jobs in the same daemon. Nothing that makes a
 keystroke cheap (kept suggestions, work ahead of the user, kept KV and logits, prompts read only in
-part) may be seen in the answers. For a long run set TRUTH_EXAMPLES and TRUTH_STEPS.
+part) may be seen in the answers. For a long run set TRUTH_EXAMPLES and TRUTH_STEPS; to make a
+failure small, which takes minutes, TRUTH_SHRINK.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from completion_ls.config.settings import CompletionSettings, PromptSettings, Settings
+from completion_ls.engines import kv, torch_cpu, tree
 from completion_ls.wire.messages import Complete
 from support.in_process import Daemon, Front, Model
 from support.pages import Page, State
@@ -32,13 +34,16 @@ from support.trained_model import TABBED
 from support.truth import Truth
 from support.typing import PROGRAM
 
-EXAMPLES = int(os.environ.get("TRUTH_EXAMPLES", "4"))
-STEPS = int(os.environ.get("TRUTH_STEPS", "50"))
+EXAMPLES = int(os.environ.get("TRUTH_EXAMPLES", "6"))
+STEPS = int(os.environ.get("TRUTH_STEPS", "60"))
+SHRINK = [Phase.shrink] if "TRUTH_SHRINK" in os.environ else []
 
 PYTHON = PROGRAM.replace("oldest first", "oldest first 🎉 日本").replace("path.open", "地図.open")
 GO = TABBED + TABBED[TABBED.index("func Read") :].replace("point", "place")
 KEYS = "aeiorst_.,:=(\t \n0日🎉\"'"
 WORDS = ["events", "return ", "self.counts", "for kind", "if line", "名前", "x🎉", "def ", "best"]
+log = logging.getLogger(__name__)
+
 waits = st.sampled_from(["wait", "wait", "some", "no"])
 places = st.integers(0, 1500)
 lines = st.integers(0, 60)
@@ -128,7 +133,11 @@ class Desk(RuleBasedStateMachine):
             self.page.undo()
             self.ask(wait)
 
-    @rule(lines=st.integers(-25, 25), text=st.sampled_from(["  ", "x", "\n", "// 日\n"]), wait=waits)
+    @rule(
+        lines=st.sampled_from([1, 1, 2, 3, -1, -2, 20, -20]),
+        text=st.sampled_from(["  ", "x", "\n", "// 日\n"]),
+        wait=waits,
+    )
     def edit_elsewhere(self, lines: int, text: str, wait: str) -> None:
         """A formatter, say: the cursor stays in its text."""
         page = self.page
@@ -325,31 +334,32 @@ def run(trained: Path, **completion: float) -> Counter[str]:
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            phases=[Phase.reuse, Phase.generate, *SHRINK],
             print_blob=True,
         ),
     )
     return sum((truth.counts for truth in Here.truths.values()), Counter())
 
 
-@pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[Counter[str]]:
-    counts: Counter[str] = Counter()
-    yield counts
-    with capsys.disabled():
-        print("\n" + ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+@pytest.fixture(autouse=True)
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little room in a sequence that it has to grow, and to drop branches."""
+    monkeypatch.setattr(kv, "BLOCK", 32)
+    monkeypatch.setattr(torch_cpu, "SPARE_SLOTS", 8)
+    monkeypatch.setattr(tree, "MOST_BRANCHED", 40)
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])
-def test_no_history_changes_an_answer(
-    trained: Path, sampling: dict[str, float], shown: Counter[str]
-) -> None:
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
+)
+def test_no_history_changes_an_answer(trained: Path, sampling: dict[str, float]) -> None:
     counts = run(trained, **sampling)
-    shown.update(counts)
+    log.info("answers: %s", dict(counts))
     answers = counts["same"] + counts["rest"] + counts["tie"]
     # Histories are long enough that there is something to be wrong about.
     assert answers >= 0.3 * EXAMPLES * STEPS
-    assert counts["with text"] > answers / 4 and counts["with lines"] > answers / 50
+    assert counts["with text"] > answers / 10 and counts["with lines"] > 0
     # Where no ghost text was on the way, the place itself is what is answered.
     assert counts["same, unseen"] >= counts["rest, unseen"]
-    assert counts["tie"] <= answers / 100
+    assert counts["tie"] <= 1 + answers / 1000
