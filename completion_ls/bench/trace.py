@@ -55,6 +55,8 @@ class Stretch:
 
 def read_trace(file: Path) -> Trace:
     """Read a trace. Raises ValueError (a sentence) where the file is none, and OSError."""
+    if not file.is_file():
+        raise ValueError(f"There is no trace {file}.")
     data = file.read_bytes()
     try:
         value = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)

@@ -19,6 +19,7 @@ from completion_ls.bench import llama_cpp
 from completion_ls.bench.editor import EditorError
 from completion_ls.bench.figures import Summary, cost_rows, rows, summarize
 from completion_ls.bench.llama_cpp import PeerError, PeerTimes
+from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.plot import write_plot
 from completion_ls.bench.replay import replay as run_replay
 from completion_ls.bench.trace import Stretch, cut, read_trace, recorded_gaps
@@ -47,13 +48,14 @@ def replay(options: argparse.Namespace) -> int:
             os.environ.setdefault("COMPLETION_LS_PROMPT__MAX_TOKENS", PEER_WINDOW)
         stretch = _stretch(options)
         name = options.trace.name.partition(".")[0]
-        session = _typed(
-            "completion-ls",
-            stretch,
-            lambda bar: run_replay(
-                stretch, uri=f"file:///replay/{name}", language="plaintext", progress=bar
-            ),
-        )
+        with own_daemon():
+            session = _typed(
+                "completion-ls",
+                stretch,
+                lambda bar: run_replay(
+                    stretch, uri=f"file:///replay/{name}", language="plaintext", progress=bar
+                ),
+            )
         if options.against:
             settings = resolve_strict()
             llama = _typed(

@@ -8,20 +8,17 @@ import os
 import sys
 from pathlib import Path
 
-from filelock import FileLock
-
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.daemon.server import AlreadyRunning, Daemon
-from completion_ls.wire.connection import Connection, NoDaemon, Refused
+from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
-from completion_ls.wire.messages import Stop
-
-STOP_TIMEOUT_S = 10.0
+from completion_ls.wire.stop import Stuck, stop_daemon
 
 
 def run(config_file: str | None, *, audit: int | None = None) -> int:
     """Serve until stopped; the configuration comes from the user's settings or a front. `audit`
     takes the place of the setting `daemon.audit`."""
+    by_hand = config_file is None
     try:
         if config_file is None:
             config = DaemonConfig.of(resolve_strict())
@@ -33,13 +30,17 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
         if audit is not None:
             config = config.with_audit(audit)
         logging.getLogger("completion_ls").setLevel(config.log_level.upper())
-        asyncio.run(Daemon(config, Endpoint.of(config)).run())
+        endpoint = Endpoint.of(config)
+        if by_hand:
+            print(f"Serving {endpoint.name}; Ctrl-C stops it.", file=sys.stderr)
+        asyncio.run(Daemon(config, endpoint).run())
     except (SettingsError, OSError, ValueError) as error:
         print(f"completion-ls daemon: {error}", file=sys.stderr)
         return 1
     except AlreadyRunning as error:
-        print(f"completion-ls daemon: {error}", file=sys.stderr)
-        return 0
+        hint = " `completion-ls daemon stop` stops it." if by_hand else ""
+        print(f"completion-ls daemon: {error}{hint}", file=sys.stderr)
+        return 1 if by_hand else 0
     # The engine thread may still be loading; nothing of it is worth waiting for.
     logging.shutdown()
     os._exit(0)
@@ -50,34 +51,17 @@ def stop() -> int:
     return asyncio.run(_stop_all())
 
 
-def _wait_until_gone(endpoint: Endpoint) -> None:
-    """Wait for the lock that a daemon holds until its last breath. Raises TimeoutError."""
-    with FileLock(endpoint.life_lock).acquire(timeout=STOP_TIMEOUT_S):
-        pass
-
-
 async def _stop_all() -> int:
     stopped = failed = 0
     for endpoint in Endpoint.all():
         try:
-            connection = await Connection.open(endpoint)
+            await stop_daemon(endpoint)
         except NoDaemon:
             continue
-        except Refused as error:
+        except (Refused, Stuck) as error:
             print(f"completion-ls: {endpoint.name}: {error}", file=sys.stderr)
             failed += 1
-            continue
-        connection.send(Stop())
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                while await connection.receive():
-                    pass
-            await asyncio.to_thread(_wait_until_gone, endpoint)
+        else:
             stopped += 1
-        except TimeoutError:
-            pid = connection.welcome.pid
-            print(f"completion-ls: daemon {pid} does not leave; kill it.", file=sys.stderr)
-            failed += 1
-        connection.close()
     print(f"{stopped} daemon{'' if stopped == 1 else 's'} stopped.")
     return 1 if failed else 0

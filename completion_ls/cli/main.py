@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -167,18 +168,24 @@ def _parser() -> argparse.ArgumentParser:
         .add_parser("replay", help="type a recorded session through server and daemon")
     )
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
-    replay.add_argument("--keystrokes", type=int, default=500, metavar="N", help="how many (500)")
-    replay.add_argument("--start", type=int, default=0, metavar="N", help="transactions to skip")
+    replay.add_argument(
+        "--keystrokes", type=_count, default=500, metavar="N", help="how many (500)"
+    )
+    replay.add_argument("--start", type=_count, default=0, metavar="N", help="transactions to skip")
     rhythm = replay.add_mutually_exclusive_group()
     rhythm.add_argument(
-        "--gap-ms", type=float, default=0.0, metavar="MS", help="from key to key, at least (0)"
+        "--gap-ms",
+        type=_milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="from key to key, at least (0)",
     )
     rhythm.add_argument(
         "--gaps", choices=["recorded"], help="type in the rhythm of the recording instead"
     )
     replay.add_argument(
         "--most-gap-ms",
-        type=float,
+        type=_milliseconds,
         default=2000.0,
         metavar="MS",
         help="longest pause taken from a recording (2000)",
@@ -191,3 +198,21 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
     replay.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser
+
+
+def _count(text: str) -> int:
+    """An option's value that is a number of things."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _milliseconds(text: str) -> float:
+    """An option's value that is a time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time of 0 ms or more")
+    return value

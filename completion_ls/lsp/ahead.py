@@ -3,9 +3,10 @@
 All of it goes on the background lane, where it waits for every keystroke of every window, and only
 to a daemon that has its model loaded. Its failures concern nobody.
 
-What is prepared is the text after accepting all of a suggestion. After its first line or word the
-text is there already: it is the rest of the same suggestion, and must be that (ghost text that
-changes while one accepts it would be worse than none).
+What is prepared is the text after accepting all of a suggestion, and where there is none, the text
+after Enter, which comes next then. After its first line or word the text is there already: it is the
+rest of the same suggestion, and must be that (ghost text that changes while one accepts it would be
+worse than none).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Sequence
 
 from completion_ls.lsp.generator import Generator
-from completion_ls.lsp.situation import Situation, Typed, typed_since
+from completion_ls.lsp.situation import Shown, Situation, Typed, typed_since
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.wire.client import Answer, EngineFailed
 from completion_ls.wire.messages import Complete
@@ -69,7 +70,8 @@ class Ahead:
             self.end(uri)
             return
         suggestion.cursor = next((place for place in cursors if suggestion.goes_on(place)), None)
-        if suggestion.cursor is None:
+        on_the_way = any(typed_since(place, suggestion.start) for place in cursors)
+        if suggestion.cursor is None and not on_the_way:
             self.end(uri)
 
     def warm_up(self, now: Situation) -> None:
@@ -102,8 +104,27 @@ class Ahead:
 
     def _begin(self, place: Situation) -> None:
         del self._waiting[place.uri]
-        if self._wanted(place) and self._generator.known.find(place) is None:
-            self._prepared[place.uri] = self._generator.begin(place, "background")
+        if not self._wanted(place):
+            return
+        known = self._generator.known.find(place)
+        if known is None:
+            suggestion = self._prepared[place.uri] = self._generator.begin(place, "background")
+            assert suggestion.pump
+            suggestion.pump.add_done_callback(lambda _: self._after(place, suggestion))
+        elif known.offer() is None:
+            self._begin_line(place)
+
+    def _after(self, place: Situation, suggestion: Suggestion) -> None:
+        if self._prepared.get(place.uri) is suggestion and suggestion.finished:
+            del self._prepared[place.uri]  # it is known
+            if suggestion.offer() is None:
+                self._begin_line(place)
+
+    def _begin_line(self, place: Situation) -> None:
+        """Without indentation: where the editor puts the same as the model, it is typed along."""
+        below = place.accepting(Shown("\n", 0))
+        if self._generator.known.find(below) is None:
+            self._prepared[place.uri] = self._generator.begin(below, "background")
 
     def _running(self, uri: str) -> Suggestion | None:
         suggestion = self._prepared.get(uri)

@@ -71,9 +71,12 @@ class Suggester:
         if not computes:
             self.engine.answered_without_pass()
         shown = suggestion.shown_at(now)
-        if shown and self._newest.get(now.uri) is request:
-            suggestion.shown = now, shown
-            self._ahead.prepare(now.accepting(shown))
+        if self._newest.get(now.uri) is request:
+            if shown:
+                suggestion.shown = now, shown
+                self._ahead.prepare(now.accepting(shown))
+            elif now.before_line.strip() and not now.after_line.strip():
+                self._ahead.prepare(now.accepting(Shown("\n", 0)))  # the line is complete
         return shown
 
     def warm_up(self, now: Situation) -> None:
@@ -132,7 +135,7 @@ class Suggester:
             return live
         found = self._known.find(now)
         if found:
-            self._ahead.end(now.uri)
+            self._ahead.follow([now])
             self._set_live(found)
         return found
 

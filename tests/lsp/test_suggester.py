@@ -544,3 +544,39 @@ async def test_what_was_prepared_and_has_text_is_not_held_back() -> None:
         task.cancel()
     finally:
         session.suggester.end_all()
+
+
+async def test_where_nothing_comes_after_accepting_the_next_line_is_prepared(
+    session: Session,
+) -> None:
+    assert await session.answer(at(AREA), BODY) == BODY
+    await settle()
+    session.engine.finish(1, "\n")  # the line is complete
+    await settle()
+    assert session.engine.requests[-1].prefix == AREA + BODY + "\n"
+    assert session.engine.lanes == ["key", "background", "background"]
+    session.engine.say(2, "    print(")
+    # It goes on while the user accepts and asks there, ...
+    session.suggester.changed([at(AREA + BODY)], len(BODY))
+    assert await session.known(at(AREA + BODY)) is None
+    await settle()
+    assert session.engine.cancels == []
+    # ... and Enter, with the indentation, finds it.
+    session.suggester.changed([at(AREA + BODY + "\n    ")], 5)
+    task = session.ask(at(AREA + BODY + "\n    "))
+    await settle()
+    assert session.engine.promoted == [2]
+    session.engine.finish(2, "area(1, 2))")
+    assert text_of(await task) == "print(area(1, 2))"
+    assert session.foreground == 1
+
+
+async def test_the_line_below_one_that_was_typed_to_its_end_is_prepared(session: Session) -> None:
+    assert await session.answer(at(AREA + BODY), "\n") is None
+    await settle()
+    assert session.engine.requests[-1].prefix == AREA + BODY + "\n"
+    assert session.engine.lanes == ["key", "background"]
+    # Something else is typed: it is given up.
+    session.suggester.changed([at(AREA + BODY + ";")], 1)
+    await settle()
+    assert session.engine.cancels[-1] == (1, False)
