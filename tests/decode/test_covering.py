@@ -179,7 +179,7 @@ def test_draws_follow_the_conditional_distribution(
 ) -> None:
     model = Model(tokenizer.get_vocab_size(), 7)
     expected = brute_force(model, vocabulary, word.encode())
-    draws = 1500
+    draws = 700
     seen = Counter(
         choose(model, vocabulary, tokenizer, word, Sampling(temperature=1.0, seed=seed)).tokens
         for seed in range(draws)

@@ -425,7 +425,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(edits, st.sampled_from(ARCHITECTURES))
 def test_no_history_changes_an_answer(
     load_engine: Callable[..., Engine],

@@ -531,7 +531,7 @@ async def test_a_known_place_ends_what_was_prepared_for_another(session: Session
 
 
 async def test_what_was_prepared_and_has_text_is_not_held_back() -> None:
-    session = Session(debounce_ms=2000)
+    session = Session(debounce_ms=200)
     try:
         await session.answer(at("x = "), "1")
         await settle()

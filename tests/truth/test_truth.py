@@ -349,6 +349,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "MOST_BRANCHED", 40)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
