@@ -54,6 +54,7 @@ class Editor:
     def __init__(self, uri: str, language: str, text: str) -> None:
         self.uri, self.language, self.text = uri, language, text
         self.messages: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
         self._gone = False
         self._version = 0
         self._ids = itertools.count(1)
@@ -84,10 +85,13 @@ class Editor:
     @property
     def pid(self) -> int:
         """The server's process id."""
+        assert self._process is not None
         return self._process.pid
 
     async def stop(self) -> None:
-        """Shut the server down (the daemon stays)."""
+        """Shut the server down, if it was started (the daemon stays)."""
+        if self._process is None:
+            return
         await self.call("shutdown", None)
         self.notify("exit", None)
         await self._process.wait()
@@ -159,7 +163,7 @@ class Editor:
         self._write({"method": method, "params": params})
 
     def _write(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(frame(json.dumps({"jsonrpc": "2.0", **message}).encode()))
 
     def _position(self, offset: int) -> dict[str, int]:
@@ -167,6 +171,7 @@ class Editor:
         return {"line": line, "character": offset - self.text.rfind("\n", 0, offset) - 1}
 
     async def _listen(self) -> None:
+        assert self._process is not None
         reader = self._process.stdout
         assert reader is not None
         try:

@@ -26,8 +26,8 @@ async def replay(
     there is none), so that every key has a time to it; then the older request is cancelled.
     """
     session = Session(Editor(uri, language, stretch.text))
-    await session.start()
     try:
+        await session.start()
         await session.warm_up(stretch.cursor)
         steps = zip(stretch.transactions, stretch.gaps_s, strict=True)
         for done, (transaction, gap_s) in enumerate(steps, start=1):

@@ -117,6 +117,9 @@ def cut(trace: Trace, *, start: int, keystrokes: int, gaps_s: Sequence[float]) -
     text = trace.start
     for transaction in trace.transactions[:start]:
         text = apply(text, transaction)
+    after = text
+    for transaction in chosen:
+        after = apply(after, transaction)  # now, rather than in the midst of the typing
     first = next(transaction for transaction in chosen if transaction)[0]
     return Stretch(text, first.position + first.deleted, chosen, tuple(gaps_s[start:end]), start)
 

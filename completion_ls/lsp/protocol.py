@@ -8,6 +8,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from cattrs import Converter, transform_error
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInternalError, JsonRpcInvalidParams
@@ -102,8 +103,12 @@ class Protocol(LanguageServerProtocol):
             text = "The server is shutting down."
             self._refuse(id, types.ErrorCodes.InvalidRequest, text)
             return
-        if method is not None and self.get_message_type(method) is None:
+        kind = self.get_message_type(method) if method is not None else None
+        if method is not None and kind is None:
             raw.setdefault("params", None)  # an unknown message may have none
+        if is_request and kind is not None and not _has_id(kind):
+            self._refuse(id, types.ErrorCodes.InvalidRequest, f"{method} is a notification.")
+            return
         if method is None and not self._is_awaited(id):
             return
         if method == types.CANCEL_REQUEST and not _is_id(_member(raw.get("params"), "id")):
@@ -160,6 +165,11 @@ class Protocol(LanguageServerProtocol):
 
 def _member(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
+
+
+def _has_id(kind: type) -> bool:
+    """Whether messages of a type are requests."""
+    return attrs.has(kind) and any(field.name == "id" for field in attrs.fields(kind))
 
 
 def _is_id(id: Any) -> bool:

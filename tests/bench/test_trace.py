@@ -160,3 +160,10 @@ def test_recorded_keystrokes_make_the_new_version(old: str, new: str) -> None:
     seconds = list(RECORD.pauses(patches, random.Random(1)))
     assert len(seconds) == len(patches)
     assert all(pause > 0 for pause in seconds)
+
+
+def test_a_stretch_that_cannot_be_typed_is_refused_before_it_begins(tmp_path: Path) -> None:
+    outside = {"startContent": "abc", "txns": [{"patches": [[99, 9, "z"]]}]}
+    trace = read_trace(written(tmp_path, **outside))
+    with pytest.raises(ValueError, match="damaged"):
+        cut(trace, start=0, keystrokes=1, gaps_s=[0.0])
