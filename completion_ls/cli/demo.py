@@ -61,10 +61,10 @@ def run(*, speed: float) -> int:
 
 
 async def _type(console: Console, session: Session, speed: float) -> None:
-    with console.status("Starting the engine") as status:
-        await session.start(lambda text, percent: status.update(f"{text} ({percent} %)"))
     ghosts = 0
     try:
+        with console.status("Starting the engine") as status:
+            await session.start(lambda text, percent: status.update(f"{text} ({percent} %)"))
         with Live(console=console, auto_refresh=False) as live:
             offset = 0
             for character in PROGRAM:

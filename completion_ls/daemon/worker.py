@@ -73,6 +73,12 @@ class TextJob:
     reused: int = 0
     computed: int = 0
 
+    def count(self, event: Event) -> tuple[int, int]:
+        """The prompt tokens that were reused and computed since the last event."""
+        reused, computed = event.reused - self.reused, event.computed - self.computed
+        self.reused, self.computed = event.reused, event.computed
+        return reused, computed
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Submit:
@@ -293,20 +299,15 @@ class Worker(threading.Thread):
         figures.engine_s += seconds
         for event in events:
             job = self._jobs.get(event.job_id)
-            if job is None:  # one of our own
-                reused, computed = self._aside.count(event)
+            # Without a job of a peer it is one of our own.
+            reused, computed = job.count(event) if job else self._aside.count(event)
+            if job is None or job.unawaited:
                 figures.background_s += seconds / len(events)
                 figures.background_reused += reused
                 figures.background_computed += computed
-                continue
-            if job.unawaited:
-                figures.background_s += seconds / len(events)
-                figures.background_reused += event.reused - job.reused
-                figures.background_computed += event.computed - job.computed
             else:
                 job.seconds += seconds / len(events)
                 job.passes += self._passes - passes
-            job.reused, job.computed = event.reused, event.computed
 
     def _advance(self, loaded: Loaded, event: Event) -> None:
         job = self._jobs[event.job_id]

@@ -223,13 +223,12 @@ class TorchCpuEngine:
             if kv is None:
                 return _event(running, finish=Finish.NO_ROOM)
             running.kv = kv
-            running.tip = kv.line - 1
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
                 kv.straighten(TreePath(base - 1, ()))
             running.reused = kv.line
             if kv.line == base:
-                running.reused += len(_chain(kv, base - 1, prompt[base:]))
+                running.reused += len(kv.follow(base - 1, prompt[base:]))
             self._reused += running.reused
         kv = running.kv
         if kv.line < base:
@@ -266,7 +265,7 @@ class TorchCpuEngine:
         assert self._vocabulary is not None
 
         def known(branch: Branch) -> Floats | None:
-            slots = _chain(kv, base - 1, branch)
+            slots = kv.follow(base - 1, branch)
             row = kv.rows.get(slots[-1] if slots else base - 1)
             return row.numpy() if row is not None and len(slots) == len(branch) else None
 
@@ -285,7 +284,7 @@ class TorchCpuEngine:
         ).choose()
         tokens = covered.tokens
         self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
-        running.tip = ([base - 1, *_chain(kv, base - 1, tokens[:-1])])[-1]
+        running.tip = ([base - 1, *kv.follow(base - 1, tokens[:-1])])[-1]
         stopped = tokens[-1] in job.stop_token_ids
         kept = len(tokens) - stopped
         running.output += tokens[:kept]
@@ -359,18 +358,6 @@ class TorchCpuEngine:
         running.output.append(token)
         self._generated += 1
         return _event(running, (token,), (logprob,), self._full(running))
-
-
-def _chain(kv: KvSequence, slot: int, tokens: Sequence[int]) -> list[int]:
-    """The slots of tokens that follow a slot, as far as they are there."""
-    slots: list[int] = []
-    for token in tokens:
-        found = kv.after(slot, token)
-        if found is None:
-            break
-        slots.append(found)
-        slot = found
-    return slots
 
 
 def _event(

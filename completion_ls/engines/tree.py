@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from completion_ls.decode.tokens import common_prefix
+
 MOST_BRANCHED = 128
 """Most slots that are kept beside the line."""
 MOST_ROWS = 64
@@ -91,15 +93,18 @@ class KvSequence:
     def find(self, text: list[int]) -> TreePath:
         """The longest beginning of a text that is there."""
         common = common_prefix(self.tokens[: self.line], text)
+        return TreePath(common, tuple(self.follow(common - 1, text[common:])))
+
+    def follow(self, slot: int, tokens: Sequence[int]) -> list[int]:
+        """The slots of tokens that follow a slot, as far as they are there."""
         slots: list[int] = []
-        at = common - 1
-        for token in text[common:]:
-            slot = self.after(at, token)
-            if slot is None:
+        for token in tokens:
+            found = self.after(slot, token)
+            if found is None:
                 break
-            slots.append(slot)
-            at = slot
-        return TreePath(common, tuple(slots))
+            slots.append(found)
+            slot = found
+        return slots
 
     def after(self, slot: int, token: int) -> int | None:
         """The slot of a token that follows a slot."""
@@ -187,19 +192,3 @@ class KvSequence:
         self._follows.clear()
         self._branches.clear()
         self.rows = {slot: row for slot, row in self.rows.items() if slot < self.line}
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens `a` and `b` have in common at the start.
-
-    Halves the unknown part with slice comparisons, which run in C: a loop over 2,000 tokens and
-    some sequences would cost a visible part of a one-token pass.
-    """
-    known, end = 0, min(len(a), len(b))
-    while known < end:
-        middle = (known + end + 1) // 2
-        if a[known:middle] == b[known:middle]:
-            known = middle
-        else:
-            end = middle - 1
-    return known

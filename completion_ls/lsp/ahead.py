@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 
 from completion_ls.lsp.generator import Generator
-from completion_ls.lsp.situation import Shown, Situation, Typed, typed_since
+from completion_ls.lsp.situation import Situation, Typed, typed_since
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.wire.client import Answer, EngineFailed
 from completion_ls.wire.messages import Complete
@@ -122,7 +122,7 @@ class Ahead:
 
     def _begin_line(self, place: Situation) -> None:
         """Without indentation: where the editor puts the same as the model, it is typed along."""
-        below = place.accepting(Shown("\n", 0))
+        below = place.after_enter()
         if self._generator.known.find(below) is None:
             self._prepared[place.uri] = self._generator.begin(below, "background")
 

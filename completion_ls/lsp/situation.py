@@ -84,6 +84,10 @@ class Situation:
             manual=False,
         )
 
+    def after_enter(self) -> Situation:
+        """The situation after Enter, at the start of the next line."""
+        return self.accepting(Shown("\n", 0))
+
 
 def typed_since(start: Situation, now: Situation) -> Typed | None:
     """What was typed between `start` and `now`, or None where anything else is different.

@@ -76,7 +76,7 @@ class Suggester:
                 suggestion.shown = now, shown
                 self._ahead.prepare(now.accepting(shown))
             elif now.before_line.strip() and not now.after_line.strip():
-                self._ahead.prepare(now.accepting(Shown("\n", 0)))  # the line is complete
+                self._ahead.prepare(now.after_enter())  # the line is complete
         return shown
 
     def warm_up(self, now: Situation) -> None:

@@ -17,9 +17,10 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+from completion_ls.decode.tokens import common_prefix
 from completion_ls.engines.contract import Unfinished
 from completion_ls.prompt.formats import FimFormat, find_format
-from completion_ls.prompt.reading import Reader, common_length
+from completion_ls.prompt.reading import Reader
 from completion_ls.prompt.window import (
     anchor_before,
     context_after,
@@ -125,7 +126,7 @@ class PromptBuilder:
             self.build(text, suffix, context=context, budget=budget, suffix_share=suffix_share)
             for text in (prefix, prefix + "\n")
         )
-        common = common_length(now.ids, then.ids)
+        common = common_prefix(now.ids, then.ids)
         return then if len(then.ids) - common > ALMOST else None
 
     def _ending(self, head: list[int], text: str, budget: int) -> Prompt:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from completion_ls.decode.tokens import common_prefix
 from completion_ls.decode.vocabulary import inner_tokenizer, spelling_of
 
 SECTIONS_KEPT = 16
@@ -114,7 +115,7 @@ class Reader:
         if len(ids) <= most:
             return ids
         longer = (self._encode(word + letter).ids for letter in ascii_letters)
-        return ids[: min(common_length(ids, other) for other in longer) + most]
+        return ids[: min(common_prefix(ids, other) for other in longer) + most]
 
     def _choose_pieces(self, tokenizer: Tokenizer) -> None:
         texts = {self._spell(id) for id in tokenizer.get_vocab(with_added_tokens=False).values()}
@@ -184,12 +185,6 @@ class Reader:
 
     def _normal(self, text: str) -> str:
         return unicodedata.normalize("NFC", text) if self._composes else text
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _alone(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from completion_ls.decode.tokens import common_prefix
 from completion_ls.engines.kv import BLOCK, EXPENDABLE, KvCache
 from completion_ls.engines.shape import LlamaShape
-from completion_ls.engines.tree import KvSequence, common_prefix
+from completion_ls.engines.tree import KvSequence
 
 SHAPE = LlamaShape(
     vocabulary=1000,

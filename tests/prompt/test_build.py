@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from completion_ls.decode.tokens import common_prefix
 from completion_ls.prompt.build import ALMOST, PromptBuilder
-from completion_ls.prompt.reading import common_length
 from support.tiny_model import write_tiny_model
 
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
@@ -63,7 +63,7 @@ def test_typing_computes_a_few_tokens(builder: PromptBuilder) -> None:
     before = build(builder, LINES, "\n" + LINES)
     for count in range(1, len(typed) + 1):
         now = build(builder, LINES + typed[:count], "\n" + LINES)
-        assert len(now) - common_length(before, now) <= 4
+        assert len(now) - common_prefix(before, now) <= 4
         before = now
 
 
@@ -74,7 +74,7 @@ def test_enter_keeps_most_of_the_prompt(builder: PromptBuilder) -> None:
     for number in range(40):
         text += f"    other_{number} = add({number}, 1)\n"
         now = build(builder, text, "\n" + LINES)
-        moved += len(now) - common_length(before, now) > 100
+        moved += len(now) - common_prefix(before, now) > 100
         before = now
     assert moved <= 12
 
@@ -90,7 +90,7 @@ def test_what_enter_will_need_is_known_before(builder: PromptBuilder) -> None:
         needed += ahead is not None
         text += "\n"
         then = build(builder, text + "    ", "\n" + LINES)
-        assert len(then) - max(common_length(then, ids) for ids in cached) <= ALMOST + 4
+        assert len(then) - max(common_prefix(then, ids) for ids in cached) <= ALMOST + 4
     assert 0 < needed <= 12
 
 
@@ -101,7 +101,7 @@ def test_a_jump_keeps_what_is_above_both_places(builder: PromptBuilder) -> None:
         for cursor in (80, 60)
     )
     above = build(builder, "".join(lines[:30]), "", budget=4000)
-    assert common_length(here, there) > len(above)
+    assert common_prefix(here, there) > len(above)
 
 
 def test_without_fim_the_last_lines_stand_in_one_piece_behind_the_text_below(

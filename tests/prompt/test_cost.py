@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from completion_ls.decode.tokens import common_prefix
 from completion_ls.prompt.build import MOST_LOST, PromptBuilder
-from completion_ls.prompt.reading import common_length
 from support.typing import document, session
 
 FIM = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
@@ -43,15 +43,15 @@ def run(folder: Path, format_name: str, *, with_ahead: bool) -> Figures:
     for state in session(document()):
         options = {"context": "", "budget": BUDGET, "suffix_share": 0.25}
         ids = builder.build(state.prefix, state.suffix, **options).ids
-        cost = len(ids) - max(common_length(ids, other) for other in cached)
+        cost = len(ids) - max(common_prefix(ids, other) for other in cached)
         figures.computed.append(cost)
         if state.typed and cost < NEW_START:
-            figures.lost.append(len(cached[-1]) - common_length(ids, cached[-1]))
+            figures.lost.append(len(cached[-1]) - common_prefix(ids, cached[-1]))
         keep(cached, ids)
         ahead = builder.ahead(state.prefix, state.suffix, **options) if with_ahead else None
         if ahead:
             figures.in_advance += len(ahead.ids) - max(
-                common_length(ahead.ids, other) for other in cached
+                common_prefix(ahead.ids, other) for other in cached
             )
             keep(cached, ahead.ids)
             cached.append(cached.pop(-2))
@@ -60,8 +60,8 @@ def run(folder: Path, format_name: str, *, with_ahead: bool) -> Figures:
 
 def keep(cached: list[tuple[int, ...]], ids: tuple[int, ...]) -> None:
     """As a cache does that lets a prompt take over the sequence it mostly shares."""
-    nearest = max(cached, key=lambda other: common_length(ids, other))
-    if len(nearest) - common_length(ids, nearest) < NEW_START:
+    nearest = max(cached, key=lambda other: common_prefix(ids, other))
+    if len(nearest) - common_prefix(ids, nearest) < NEW_START:
         cached.remove(nearest)
     cached.append(ids)
     del cached[:-KEPT]
