@@ -1,8 +1,8 @@
-"""The same stretch typed against llama.cpp's server, to compare with.
+"""llama.cpp's server, to compare with, and the same stretch typed against it.
 
-The server runs in a process of its own (this module run as a program), with one slot and its prompt
-cache on. It is asked as editor plugins ask it: the lines above, the text below, the cursor's line;
-a request is closed when the next key is typed.
+The server runs in a process of its own (this module run as a program), with one slot. For typing it
+is asked as editor plugins ask it, with its prompt cache on: the lines above, the text below, the
+cursor's line; a request is closed when the next key is typed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 from tokenizers import Tokenizer
 
+from completion_ls.bench.child import process
 from completion_ls.bench.replay import pause
 from completion_ls.bench.trace import Stretch, apply
 from completion_ls.config.settings import Settings
@@ -31,12 +33,23 @@ from completion_ls.models import catalogue, fetch, local
 from completion_ls.prompt.window import window_after
 
 CONTEXT = 4096
+SPECULATIONS: dict[str, tuple[str, dict[str, int]]] = {
+    "ngram-simple": ("ngram_simple", {}),
+    "ngram-simple-3-8": ("ngram_simple", {"size_n": 3, "size_m": 8}),
+    "ngram-map-k": ("ngram_map_k", {}),
+    "ngram-map-k4v": ("ngram_map_k4v", {}),
+    "ngram-mod": ("ngram_mod", {}),
+    "ngram-cache": ("ngram_cache", {}),
+}
+"""llama.cpp's kinds of drafts from the text itself, as its `--spec-type` names them: with its own
+sizes (most look for the last 12 or 24 tokens and draft 48 or more), and one with short ones, which
+find more in code (it looks for the last 3 and drafts 8)."""
 SLACK = 128
 """Tokens by which a prompt as a whole may differ from the sum of its lines."""
 
 
 class PeerError(Exception):
-    """llama.cpp's server cannot be used; the message is a sentence."""
+    """A peer cannot be used; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +62,39 @@ class PeerTimes:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is listening, and the limits of what it is asked for, in tokens."""
+    """A server that is listening; `load_s` is the time it took to load, without the import."""
 
     host: str
     port: int
-    most_tokens: int
+    pid: int
+    load_s: float
 
     @asynccontextmanager
-    async def ask(self, prompt: str) -> AsyncIterator[asyncio.StreamReader]:
+    async def ask(self, prompt: str, most_tokens: int) -> AsyncIterator[asyncio.StreamReader]:
         """A streamed completion: the events' lines are read off it; leaving closes the request."""
+        wanted = {"n_predict": most_tokens, "cache_prompt": True, "stream": True}
+        async with self._post({"prompt": prompt, **wanted}) as reader:
+            yield reader
+
+    async def generate(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+        """A completion of exactly so many tokens, with nothing reused: the whole answer, in which
+        `timings` are the server's own. Raises PeerError."""
+        wanted = {"n_predict": tokens, "cache_prompt": False, "ignore_eos": True, "stream": False}
+        async with self._post({"prompt": prompt, "return_tokens": True, **wanted}) as reader:
+            _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        if not body:
+            raise PeerError("llama.cpp's server ended before its answer.")
+        answer: dict[str, Any] = json.loads(body)
+        if len(answer["tokens"]) != tokens:
+            raise PeerError(
+                f"llama.cpp's server gave {len(answer['tokens'])} tokens where {tokens} were asked."
+            )
+        return answer
+
+    @asynccontextmanager
+    async def _post(self, wanted: dict[str, Any]) -> AsyncIterator[asyncio.StreamReader]:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 26)
-        body = json.dumps(
-            {
-                "prompt": prompt,
-                "n_predict": self.most_tokens,
-                "temperature": 0.0,
-                "samplers": ["temperature"],
-                "cache_prompt": True,
-                "stream": True,
-            }
-        ).encode()
+        body = json.dumps({"temperature": 0.0, "samplers": ["temperature"], **wanted}).encode()
         head = (
             f"POST /completion HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -103,8 +129,10 @@ async def replay(
 
     text = stretch.text
     times = []
-    async with _server(gguf, settings) as server:
-        async with server.ask(prompt(text, stretch.cursor)) as answer:
+    most_tokens = settings.completion.max_tokens
+    context = max(CONTEXT, settings.prompt.max_tokens + most_tokens + SLACK)
+    async with serving(gguf, context=context, threads=threads_of(settings)) as server:
+        async with server.ask(prompt(text, stretch.cursor), most_tokens) as answer:
             await _first_token(answer)
             await answer.read()
         cursor = stretch.cursor
@@ -114,7 +142,7 @@ async def replay(
             cursor = transaction[-1].end if transaction else cursor
             asked = prompt(text, cursor)
             sent = time.perf_counter()
-            async with server.ask(asked) as answer:
+            async with server.ask(asked, most_tokens) as answer:
                 await _first_token(answer)
                 times.append(1e3 * (time.perf_counter() - sent))
                 progress(done)
@@ -152,28 +180,30 @@ def gguf_of(model: str) -> Path:
     return path
 
 
+def threads_of(settings: Settings) -> int:
+    """As many threads as our own engine takes."""
+    return settings.engine.threads or psutil.cpu_count(logical=False) or 1
+
+
 @asynccontextmanager
-async def _server(gguf: Path, settings: Settings) -> AsyncIterator[Server]:
-    most_tokens = settings.completion.max_tokens
-    context = max(CONTEXT, settings.prompt.max_tokens + most_tokens + SLACK)
-    threads = settings.engine.threads or psutil.cpu_count(logical=False) or 1
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "completion_ls.bench.llama_cpp", str(gguf)),
-        *("--context", str(context), "--threads", str(threads)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    try:
-        address = urlsplit((await process.stdout.readline()).decode().strip())
-        if address.hostname is None or address.port is None:
-            raise PeerError(f"llama.cpp's server did not start with {gguf}.")
-        yield Server(address.hostname, address.port, most_tokens)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+async def serving(
+    gguf: Path, *, context: int, threads: int, speculation: str = "", prompt_cache: bool = True
+) -> AsyncIterator[Server]:
+    """A server as long as this lasts. `speculation` is one of `SPECULATIONS`, or none; without the
+    prompt cache it keeps nothing of earlier prompts in memory. Raises PeerError."""
+    options = ["--context", str(context), "--threads", str(threads)]
+    if speculation:
+        options += ["--speculation", speculation]
+    if not prompt_cache:
+        options.append("--no-prompt-cache")
+    async with process("completion_ls.bench.llama_cpp", str(gguf), *options) as started:
+        assert started.stdout is not None
+        words = (await started.stdout.readline()).decode().split()
+        address = urlsplit(words[0]) if words else None
+        if address is None or address.hostname is None or address.port is None:
+            kind = f" and {speculation}" if speculation else ""
+            raise PeerError(f"llama.cpp's server did not start with {gguf}{kind}.")
+        yield Server(address.hostname, address.port, started.pid, float(words[1]))
 
 
 async def _first_token(answer: asyncio.StreamReader) -> None:
@@ -186,11 +216,14 @@ async def _first_token(answer: asyncio.StreamReader) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until standard input ends; the address is printed when the model is loaded."""
+    """Serve until standard input ends; when the model is loaded, the address and the seconds that
+    loading took are printed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("gguf")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--speculation", choices=SPECULATIONS)
+    parser.add_argument("--no-prompt-cache", action="store_true")
     options = parser.parse_args(arguments)
     calm_openmp()  # as our own engine has it; without, a busy machine makes it many times slower
     import xllamacpp
@@ -202,8 +235,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = options.threads
     wanted.port = 0
     wanted.verbosity = 0
+    if options.no_prompt_cache:
+        wanted.cache_ram_mib = 0
+    if options.speculation:
+        kind, sizes = SPECULATIONS[options.speculation]
+        number = getattr(
+            xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind.upper()}"
+        )
+        wanted.speculative.types = [number]
+        for name, size in sizes.items():
+            setattr(getattr(wanted.speculative, kind), name, size)
+    begin = time.perf_counter()
     server = xllamacpp.Server(wanted)
-    print(server.listening_address, flush=True)
+    print(server.listening_address, time.perf_counter() - begin, flush=True)
     sys.stdin.read()
 
 

@@ -12,11 +12,14 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from completion_ls.bench import engine as engine_bench
 from completion_ls.bench import llama_cpp
 from completion_ls.bench.editor import EditorError
+from completion_ls.bench.engine_figures import OURS, Sizes, notes
+from completion_ls.bench.engine_figures import rows as engine_rows
 from completion_ls.bench.figures import Summary, cost_rows, rows, summarize
 from completion_ls.bench.llama_cpp import PeerError, PeerTimes
 from completion_ls.bench.own_daemon import own_daemon
@@ -29,6 +32,7 @@ from completion_ls.models.errors import ModelError
 from completion_ls.wire.client import EngineFailed
 
 PEER_WINDOW = "2400"
+WHOLE = Sizes()
 T = TypeVar("T")
 
 
@@ -100,6 +104,47 @@ def replay(options: argparse.Namespace) -> int:
         title = f"{options.trace.name}, {stretch.first} to {end}, {session.model}"
         peer_ms = peer.first_ms if peer else ()
         write_plot(options.plot, session.keystrokes, title=title, peer_ms=peer_ms)
+    return 0
+
+
+def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
+    """Measure the engine of the settings in force and print its figures; returns the exit status."""
+    try:
+        if engine_bench.LLAMA_CPP in options.against:
+            _need("xllamacpp", "--against llama.cpp")
+        settings = resolve_strict()
+        columns = SpinnerColumn(), TextColumn("{task.description}")
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            report = asyncio.run(
+                engine_bench.measure(
+                    settings,
+                    options.against,
+                    options.rounds,
+                    sizes,
+                    lambda text: bar.update(task, description=text),
+                )
+            )
+    except (
+        *(OSError, ValueError, SettingsError, MissingExtra),
+        *(EngineFailed, PeerError, ModelError),
+    ) as error:
+        print(f"completion-ls bench: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(report.as_dict(), indent=2))
+        return 0
+    table = Table("")
+    table.add_column(OURS, justify="right")
+    for name in report.peers:
+        table.add_column(name, justify="right")
+        table.add_column("ratio", justify="right")
+    for row in engine_rows(report):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    for note in notes(report):
+        console.print(note, highlight=False)
     return 0
 
 

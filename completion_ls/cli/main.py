@@ -12,6 +12,7 @@ from pathlib import Path
 
 from completion_ls import __version__
 
+PEERS = ("llama.cpp", "transformers")
 DESCRIPTION = """\
 Inline code completion (ghost text) from a model on this machine. An editor starts
 `completion-ls --stdio`; the engine daemon that holds the model is started when it is needed.
@@ -75,6 +76,8 @@ def _run(options: argparse.Namespace) -> int:
         case _:
             from completion_ls.cli import bench
 
+            if options.action == "engine":
+                return bench.engine(options)
             return bench.replay(options)
 
 
@@ -162,11 +165,23 @@ def _parser() -> argparse.ArgumentParser:
             "name", nargs="?", metavar="NAME", help="default: smollm2-135m-instruct"
         )
     models.add_parser("list", help="list what can be fetched and what is here")
-    replay = (
-        command("bench", "Measurements.")
-        .add_subparsers(dest="action", required=True, metavar="ACTION")
-        .add_parser("replay", help="type a recorded session through server and daemon")
+    bench = command("bench", "Measurements.").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
     )
+    text = "measure the engine on this machine, beside peers on the same weights"
+    engine = bench.add_parser("engine", help=text, description=text)
+    engine.add_argument(
+        "--against",
+        type=_peers,
+        default=(),
+        metavar="PEERS",
+        help=f"some of {', '.join(PEERS)}, with commas between",
+    )
+    engine.add_argument(
+        "--rounds", type=_rounds, default=5, metavar="N", help="how often all is measured (5)"
+    )
+    engine.add_argument("--json", action="store_true", help="print all rounds as JSON")
+    replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument(
         "--keystrokes", type=_count, default=500, metavar="N", help="how many (500)"
@@ -205,6 +220,22 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
+
+
+def _rounds(text: str) -> int:
+    """An option's value that is a number of things, and not none."""
+    if (number := _count(text)) == 0:
+        raise argparse.ArgumentTypeError("there must be one at least")
+    return number
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    """An option's value that is a list of peers."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
+    return names
 
 
 def _milliseconds(text: str) -> float:

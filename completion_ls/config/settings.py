@@ -27,12 +27,25 @@ class EngineSettings(Section):
 
     kind: Literal["torch_cpu"] = "torch_cpu"
     """The library that computes."""
+    weights: Literal["int8", "int4", "bf16", "float32"] = "int8"
+    """How weights are kept: fewer bits are read faster, and int4 costs some quality."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
     """CPU threads; 0 takes the number of physical cores."""
     prefill_chunk: Annotated[int, Field(ge=16, le=4096)] = 128
     """Prompt tokens per step; a newer keystroke waits for one step at most."""
     kv_memory_mb: Annotated[int, Field(ge=16)] = 512
     """Most memory for KV caches of all documents together, in MiB."""
+
+
+class DraftSettings(Section):
+    """Guesses at the next tokens, checked several in a pass. They change the speed, never the text."""
+
+    lookup: Annotated[bool, Field(strict=True)] = True
+    """Guess what followed the same words above, in earlier suggestions or in other documents."""
+    model: str = ""
+    """A smaller model of the same vocabulary that guesses where nothing is found; none by default."""
+    max_tokens: Annotated[int, Field(ge=0, le=16)] = 16
+    """Most tokens guessed for one pass; how many pay is measured and learnt. 0 turns drafts off."""
 
 
 class PromptSettings(Section):
@@ -92,6 +105,7 @@ class Settings(Section):
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    draft: DraftSettings = DraftSettings()
     prompt: PromptSettings = PromptSettings()
     completion: CompletionSettings = CompletionSettings()
     server: ServerSettings = ServerSettings()

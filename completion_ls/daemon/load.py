@@ -42,7 +42,9 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     calm_openmp()
     from completion_ls.engines.torch_cpu import TorchCpuEngine
 
-    engine = TorchCpuEngine.load(local.folder, config.engine)
+    folder = local.folder
+    guessing = prepare(config.draft.model, progress=progress).folder if config.draft.model else None
+    engine = TorchCpuEngine.load(folder, config.engine, draft=config.draft, draft_folder=guessing)
     progress(f"{local.name} is loaded", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
 
@@ -53,10 +55,10 @@ def calm_openmp() -> None:
     By default they spin at the end of every operation, which is fast on an idle machine. Where a
     compiler or another model is at work, the thread they spin for does not run, each operation
     takes a slice of the scheduler's time, and a pass takes a second. Measured on two cores, a pass
-    of the default model: idle 34 ms by default, 37 ms with this spin; beside one busy process
-    1,777 ms by default, 110 to 190 ms with this spin.
+    of the default model in float32: idle 34 ms by default, beside one busy process 1,777 ms, with a
+    short spin 110 to 190 ms.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 

@@ -237,6 +237,7 @@ class Worker(threading.Thread):
                 sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
                 lane=LANES[request.lane],
                 unfinished=prompt.unfinished,
+                document=request.document,
             )
             word = prompt.unfinished
             before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
@@ -377,6 +378,8 @@ class Worker(threading.Thread):
             "kv_bytes": engine.kv_bytes,
             "kv_bytes_limit": engine.kv_bytes_limit,
             "weight_bytes": engine.weight_bytes,
+            "draft_tokens_checked": engine.draft_tokens_checked,
+            "draft_tokens_accepted": engine.draft_tokens_accepted,
             **self.statistics.figures(),
             **self._aside.figures(),
         }

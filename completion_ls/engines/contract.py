@@ -75,6 +75,8 @@ class Job:
     unfinished: Unfinished | None = None
     fresh: bool = False
     """Compute everything, as an engine that was just loaded would."""
+    document: str = ""
+    """Whose text it is: drafts are looked for in the earlier suggestions of the same document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class EngineStats:
     kv_bytes: int
     kv_bytes_limit: int
     weight_bytes: int
+    draft_tokens_checked: int
+    draft_tokens_accepted: int
 
 
 class JobFailed(Exception):

@@ -28,8 +28,11 @@ class KvCache:
     are counted then).
     """
 
-    def __init__(self, shape: LlamaShape, limit_bytes: int) -> None:
+    def __init__(
+        self, shape: LlamaShape, limit_bytes: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         self._shape = shape
+        self._dtype = dtype
         self._limit = limit_bytes
         self._sequences: list[KvSequence] = []
         self._clock = 0
@@ -162,8 +165,10 @@ class KvCache:
             self._sequences.remove(sequence)
 
     def _empty(self, capacity: int) -> Tensor:
-        return torch.empty(2, self._shape.kv_heads, capacity, self._shape.head_dim)
+        shape = 2, self._shape.kv_heads, capacity, self._shape.head_dim
+        return torch.empty(shape, dtype=self._dtype)
 
     def _bytes_of(self, capacity: int) -> int:
         shape = self._shape
-        return shape.layers * 2 * shape.kv_heads * capacity * shape.head_dim * 4
+        elements = shape.layers * 2 * shape.kv_heads * capacity * shape.head_dim
+        return elements * self._dtype.itemsize

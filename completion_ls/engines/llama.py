@@ -1,4 +1,4 @@
-"""The forward pass of Llama-like models in float32 on a CPU."""
+"""The forward pass of Llama-like models on a CPU. What is added up is float32, whatever is stored."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from completion_ls.engines.compiled import Compiled
+from completion_ls.engines.native import Native
 from completion_ls.engines.shape import LlamaShape, read_shape
 from completion_ls.engines.tree import View
-from completion_ls.engines.weights import LayerWeights, LlamaWeights, read_weights
+from completion_ls.engines.weight_cache import load_weights
+from completion_ls.engines.weights import LayerWeights, LlamaWeights, WeightKind
 
 
 class KvStore(Protocol):
@@ -31,17 +34,38 @@ class KvStore(Protocol):
 class Llama:
     """Weights and shape of one model; stateless but for those."""
 
-    def __init__(self, shape: LlamaShape, weights: LlamaWeights) -> None:
+    def __init__(
+        self, shape: LlamaShape, weights: LlamaWeights, native: Native | None = None
+    ) -> None:
+        """With `native` the passes run on compiled code where the weights allow it."""
         self.shape = shape
         self.weights = weights
         self._frequencies = _rope_frequencies(shape)
         self._group = shape.heads // shape.kv_heads
+        self.native = native
+        self._compiled = Compiled.of(shape, weights, native) if native else None
+        self.kv_dtype = torch.bfloat16 if self._compiled else torch.float32
+        """What keys and values are kept as. Rounded to 16 bits, the smallest difference in a sum may
+        become one that matters, and only the compiled sums are the same in every pass."""
 
     @classmethod
-    def read(cls, folder: Path) -> Llama:
+    def read(
+        cls, folder: Path, kind: WeightKind = "float32", native: Native | None = None
+    ) -> Llama:
         """Read a Hugging Face folder. Raises ValueError (a sentence) when it cannot be served."""
         shape = read_shape(folder)
-        return cls(shape, read_weights(folder, shape))
+        return cls(shape, load_weights(folder, shape, kind), native)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether passes run on compiled code."""
+        return self._compiled is not None
+
+    def use_threads(self, threads: int) -> None:
+        """Use so many threads from now on, in the whole process."""
+        torch.set_num_threads(threads)
+        if self.native:
+            self.native.use_threads(threads)
 
     @torch.inference_mode()
     def forward(
@@ -56,18 +80,23 @@ class Llama:
         """
         past, count = kv.length, len(tokens)
         if view is None:
-            view = View(list(range(past, past + count)), _causal(past, count))
+            view = View(list(range(past, past + count)), past, None)
+        x = self.weights.embedding.rows(torch.tensor(tokens))
         cos, sin = self._rotation(view.positions)
-        mask = None if view.mask is None else view.mask.repeat(self._group, 1)
-        x = embedding(torch.tensor(tokens), self.weights.embedding)
+        if self._compiled:
+            return self._compiled.forward(x, kv.layers, past, view, cos, sin, logits_of)
+        mask = view.mask()
+        if mask is not None:
+            mask = mask.repeat(self._group, 1)
         for layer, cache in zip(self.weights.layers, kv.layers, strict=True):
             q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
             if logits_of == 0 and layer is self.weights.layers[-1]:
                 return x.new_empty(0, self.shape.vocabulary)
-            x += layer.out(self._attend(q, cache[:, None, :, : past + count], mask))
+            seen = cache[:, None, :, : past + count].float()
+            x += layer.out(self._attend(q, seen, mask))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x += layer.down(silu(gate).mul_(up))
-        return linear(self._norm(x[-logits_of:], self.weights.norm), self.weights.head)
+        return self.weights.head(self._norm(x[-logits_of:], self.weights.norm))
 
     def _write(
         self, layer: LayerWeights, x: Tensor, cache: Tensor, past: int, cos: Tensor, sin: Tensor
@@ -109,13 +138,6 @@ class Llama:
         angles = torch.outer(torch.tensor(positions).float(), self._frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def _causal(past: int, count: int) -> Tensor | None:
-    """What new tokens in a line may not see, [count, past + count], to be added to scores."""
-    if count == 1:
-        return None
-    return torch.full((count, past + count), -math.inf).triu(past + 1)
 
 
 def _rope_frequencies(shape: LlamaShape) -> Tensor:

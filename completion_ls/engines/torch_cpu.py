@@ -1,17 +1,15 @@
-"""The engine that needs no card: a float32 forward on the CPU, one sequence per pass."""
+"""The engine that needs no card: a forward on the CPU, one sequence per pass."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import torch
 from tokenizers import Tokenizer
 
-from completion_ls.config.settings import EngineSettings
+from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.decode.covering import Branch, Covering, Floats
 from completion_ls.decode.sampling import choose
 from completion_ls.decode.vocabulary import Vocabulary
@@ -24,8 +22,12 @@ from completion_ls.engines.contract import (
     Lane,
     Unfinished,
 )
+from completion_ls.engines.draft_model import DraftModel, check_vocabulary
+from completion_ls.engines.drafts import Drafts, JobDrafts
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
+from completion_ls.engines.native import load_native
+from completion_ls.engines.speed import speed_of
 from completion_ls.engines.tree import KvSequence, Node, TreePath, View
 
 SPARE_SLOTS = 192
@@ -38,6 +40,7 @@ SHORT = 16
 """So many tokens go through the model beside the branches, which a longer chunk would clear away."""
 KEPT_ROWS = 24
 """Of so many tokens of the output the logits are kept: a user who types along may leave it there."""
+NO_DRAFTS = DraftSettings(lookup=False, max_tokens=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +57,11 @@ class _Running:
     """How many tokens of the output came with the prefill."""
     tip: int = -1
     """The slot that the last token of the output follows."""
+    drafts: JobDrafts | None = None
+    guesses: list[int] = field(default_factory=list)
+    """The slots of what is left of the present draft, ..."""
+    first_guess: int = 0
+    """... and from where on there are only slots of drafts."""
 
     @property
     def prefilled(self) -> bool:
@@ -80,28 +88,49 @@ class TorchCpuEngine:
         settings: EngineSettings,
         max_context: int,
         vocabulary: Vocabulary | None,
+        drafts: Drafts | None = None,
     ) -> None:
         self._model = model
+        self._drafts = drafts
         self._vocabulary = vocabulary
         self._chunk = settings.prefill_chunk
         self._max_context = max_context
-        self._cache = KvCache(model.shape, settings.kv_memory_mb * 2**20)
+        self._cache = KvCache(model.shape, settings.kv_memory_mb * 2**20, model.kv_dtype)
         # In the order of arrival; a job that decoded moves to the end.
         self._jobs: dict[int, _Running] = {}
         self._passes = self._reused = self._computed = self._generated = 0
 
     @classmethod
     def load(
-        cls, folder: Path, settings: EngineSettings, max_context: int | None = None
+        cls,
+        folder: Path,
+        settings: EngineSettings,
+        max_context: int | None = None,
+        *,
+        draft: DraftSettings = NO_DRAFTS,
+        draft_folder: Path | None = None,
     ) -> TorchCpuEngine:
-        """Read a Hugging Face folder (config.json and safetensors) into memory as float32.
+        """Read a Hugging Face folder (config.json and safetensors) as `settings.weights` says.
 
         `max_context` lowers the model's own limit of tokens per job. A tokenizer.json is needed only
-        for jobs with an unfinished word. Sets torch's thread count for
-        the whole process. Raises ValueError (a sentence) when the folder cannot be served.
+        for jobs with an unfinished word and for a draft model, whose folder is `draft_folder`. Sets
+        torch's thread count for the whole process. Raises ValueError (a sentence) when a folder
+        cannot be served.
         """
-        torch.set_num_threads(settings.threads or _physical_cores())
-        model = Llama.read(folder)
+        native = load_native()
+        model = Llama.read(folder, settings.weights, native)
+        if settings.threads:
+            model.use_threads(settings.threads)
+        drafts = None
+        if draft.max_tokens or not settings.threads:
+            speed = speed_of(model, folder, settings.threads)
+            guessing = None
+            if draft_folder:
+                check_vocabulary(folder, draft_folder)
+                small = Llama.read(draft_folder, settings.weights, native)
+                own = speed_of(small, draft_folder, speed.threads)
+                guessing = DraftModel(small, own.seconds[0][1] / speed.seconds[0][1])
+            drafts = Drafts(speed.cost, lookup=draft.lookup, model=guessing, most=draft.max_tokens)
         limit = model.shape.context
         tokenizer = folder / "tokenizer.json"
         return cls(
@@ -109,6 +138,7 @@ class TorchCpuEngine:
             settings,
             limit if max_context is None else min(limit, max_context),
             Vocabulary(Tokenizer.from_file(str(tokenizer))) if tokenizer.exists() else None,
+            drafts,
         )
 
     @property
@@ -191,6 +221,8 @@ class TorchCpuEngine:
             kv_bytes=self._cache.nbytes,
             kv_bytes_limit=self._cache.limit_bytes,
             weight_bytes=self._model.weights.nbytes,
+            draft_tokens_checked=self._drafts.figures.checked if self._drafts else 0,
+            draft_tokens_accepted=self._drafts.figures.accepted if self._drafts else 0,
         )
 
     def close(self) -> None:
@@ -236,6 +268,8 @@ class TorchCpuEngine:
         if kv.line < base:
             return _event(running)
         running.tip = base - 1
+        if self._drafts:
+            running.drafts = self._drafts.of(running.job, prompt[:base])
         if running.job.unfinished:
             return self._cover(running, kv, running.job.unfinished)
         return self._produce(running, kv.rows[base - 1])
@@ -287,33 +321,57 @@ class TorchCpuEngine:
         running.tip = ([base - 1, *kv.follow(base - 1, tokens[:-1])])[-1]
         stopped = tokens[-1] in job.stop_token_ids
         kept = len(tokens) - stopped
-        running.output += tokens[:kept]
         running.first_tokens = len(tokens)
-        self._generated += kept
+        self._note(running, tokens[:kept])
         finish = Finish.STOP if stopped else self._full(running)
         stop = covered.logprobs[-1] if stopped else None
         return _event(running, tokens[:kept], covered.logprobs[:kept], finish, stop)
 
+    def _note(self, running: _Running, tokens: Sequence[int]) -> None:
+        running.output += tokens
+        self._generated += len(tokens)
+        if running.drafts:
+            running.drafts.produced(tokens)
+
+    def _produced(self, running: _Running) -> int:
+        """Tokens of the output; an unfinished word counts as one."""
+        return len(running.output) - running.first_tokens + 1
+
     def _full(self, running: _Running) -> Finish | None:
-        """LENGTH when the job has what it asked for; an unfinished word counts as one token."""
-        produced = len(running.output) - running.first_tokens + 1
-        return Finish.LENGTH if produced >= running.job.max_new_tokens else None
+        """LENGTH when the job has what it asked for."""
+        return Finish.LENGTH if self._produced(running) >= running.job.max_new_tokens else None
 
     def _decode(self, running: _Running) -> Event:
-        kv, prompt, base = running.kv, running.job.prompt, running.base
+        kv = running.kv
         assert kv is not None
         last = running.output[-1]
         slot = kv.after(running.tip, last)
+        if running.guesses and slot != (guess := running.guesses.pop(0)):
+            kv.drop(max(guess, running.first_guess))
+            running.guesses.clear()
         if slot is None or slot not in kv.rows:
-            # The word as it was typed comes along, since the next keystroke, if it is not the one
-            # that is foreseen here, most likely goes on from there.
-            ahead = [] if running.lane is Lane.BACKGROUND else [(base - 1, prompt[base:])]
-            self._count(running, self._grow(kv, [(running.tip, (last,)), *ahead]) - 1)
+            self._guess(running, kv, last)
             slot = kv.after(running.tip, last)
             assert slot is not None
         running.tip = slot
         row = kv.rows[slot] if len(running.output) < KEPT_ROWS else kv.rows.pop(slot)
         return self._produce(running, row)
+
+    def _guess(self, running: _Running, kv: KvSequence, last: int) -> None:
+        """Put the last token through the model, with a draft of what follows it and, where somebody
+        types, the word as it was typed: the next keystroke, if it is not the one that is foreseen
+        here, most likely goes on from there."""
+        prompt, base = running.job.prompt, running.base
+        ahead = [] if running.lane is Lane.BACKGROUND else [(base - 1, prompt[base:])]
+        left = running.job.max_new_tokens - self._produced(running)
+        draft = running.drafts.propose(left - 1) if running.drafts else ()
+        start = kv.length
+        branches = [(running.tip, (last,)), *ahead, (running.tip, (last, *draft))]
+        grown = self._grow(kv, branches)
+        running.guesses = kv.follow(running.tip, (last, *draft))[1:]
+        guessed = sum(slot >= start for slot in running.guesses)
+        running.first_guess = kv.length - guessed
+        self._count(running, grown - guessed - 1)
 
     def _count(self, running: _Running, prompt_tokens: int) -> None:
         running.computed += prompt_tokens
@@ -355,8 +413,7 @@ class TorchCpuEngine:
         token, logprob = choose(logits.numpy(), job.sampling, position)
         if token in job.stop_token_ids:
             return _event(running, finish=Finish.STOP, stop_logprob=logprob)
-        running.output.append(token)
-        self._generated += 1
+        self._note(running, (token,))
         return _event(running, (token,), (logprob,), self._full(running))
 
 
@@ -369,11 +426,3 @@ def _event(
 ) -> Event:
     counts = running.reused, running.computed
     return Event(running.job.id, tokens, logprobs, *counts, finish, stop_logprob)
-
-
-def _physical_cores() -> int:
-    """Physical cores, or fewer where this process may not run on all of them."""
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        return min(cores, len(os.sched_getaffinity(0)))
-    return cores

@@ -43,11 +43,29 @@ class TreePath:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What each new token of a pass sees: its position in the text, and a mask
-    [new tokens, slots + new tokens] to be added to the scores (None: all before it)."""
+    """What each new token of a pass sees: a text of which it is the last token."""
 
     positions: list[int]
-    mask: Tensor | None
+    """Where in that text it stands."""
+    common: int
+    """The first tokens of all these texts are in the first slots, so many; ..."""
+    paths: list[list[int]] | None
+    """... the slots of the rest of each, itself included. None: each sees all slots before it."""
+
+    def mask(self) -> Tensor | None:
+        """The same as [new tokens, slots + new tokens] to be added to scores; None: nothing is
+        hidden."""
+        count, past = len(self.positions), self.positions[0]
+        if self.paths is None:
+            if count == 1:
+                return None
+            return torch.full((count, past + count), -math.inf).triu(past + 1)
+        total = 1 + max(path[-1] for path in self.paths)
+        mask = torch.full((count, total), -math.inf)
+        mask[:, : self.common] = 0.0
+        for row, path in zip(mask, self.paths, strict=True):
+            row[path] = 0.0
+        return mask
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +148,13 @@ class KvSequence:
             self.tokens.append(node[1])
         return slots
 
+    def drop(self, length: int) -> None:
+        """Forget the slots from `length` on, which are all branches."""
+        assert length >= self.line
+        while self.length > length:
+            self._branches.pop((self._follows.pop(), self.tokens.pop()), None)
+            self.rows.pop(self.length, None)
+
     def keep_row(self, slot: int, row: Tensor) -> None:
         """Keep the logits behind a slot, and drop the oldest where there are too many."""
         self.rows.pop(slot, None)
@@ -142,18 +167,21 @@ class KvSequence:
         """What these tokens would see if a pass put them behind all slots. A node may follow
         another node of the list (its slot counts on from `length`)."""
         follows = [*self._follows, *(slot for slot, _ in nodes)]
-        mask = torch.full((len(nodes), self.length + len(nodes)), -math.inf)
-        positions = []
+        branches, forks = [], []
         for number in range(len(nodes)):
-            slot, depth = self.length + number, 0
+            slot, branch = self.length + number, list[int]()
             while slot >= self.line:
-                mask[number, slot] = 0.0
+                branch.append(slot)
                 slot = follows[slot - self.line]
-                depth += 1
-            mask[number, : slot + 1] = 0.0
-            positions.append(slot + depth)
-        visible = len(nodes) == 1 and positions[0] == self.length
-        return View(positions, None if visible else mask)
+            branches.append(branch[::-1])
+            forks.append(slot + 1)
+        common = min(forks, default=self.length)
+        pairs = list(zip(forks, branches, strict=True))
+        positions = [fork + len(branch) - 1 for fork, branch in pairs]
+        if positions == list(range(self.length, self.length + len(nodes))):
+            return View(positions, self.length, None)
+        paths = [[*range(common, fork), *branch] for fork, branch in pairs]
+        return View(positions, common, paths)
 
     def straighten(self, path: TreePath) -> None:
         """Make a path the line; what is kept besides becomes branches."""

@@ -5,29 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from completion_ls.engines.linear import (
+    GROUP,
+    Bf16Linear,
+    Float32Linear,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    Table,
+)
 from completion_ls.engines.shape import LlamaShape
 
+WeightKind = Literal["int8", "int4", "bf16", "float32"]
+
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`weight` is [out, in], `bias` [out]."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """All weights, float32. `head` is `embedding` itself where they are tied."""
+    """All weights; norms are float32. `head` is `embedding` itself where they are tied."""
 
-    embedding: Tensor
+    embedding: Table
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Linear
 
     @property
     def nbytes(self) -> int:
@@ -60,18 +60,18 @@ class LlamaWeights:
         return sum(kept.values())
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from (self.embedding, self.norm, self.head)
+        yield self.norm
+        linears = [self.embedding, self.head]
         for layer in self.layers:
             yield from (layer.attention_norm, layer.mlp_norm)
             yield from (norm for norm in (layer.q_norm, layer.k_norm) if norm is not None)
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                yield linear.weight
-                if linear.bias is not None:
-                    yield linear.bias
+            linears += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        for linear in linears:
+            yield from tensors_of(linear).values()
 
 
-def read_weights(folder: Path, shape: LlamaShape) -> LlamaWeights:
-    """Read and convert all weights of `folder` to float32.
+def read_weights(folder: Path, shape: LlamaShape, kind: WeightKind = "float32") -> LlamaWeights:
+    """All weights of `folder`, as `kind` says.
 
     Raises ValueError (a sentence) when files are missing, incomplete, of another format, or do not
     hold exactly the tensors that `shape` calls for.
@@ -89,40 +89,57 @@ def read_weights(folder: Path, shape: LlamaShape) -> LlamaWeights:
                     files.vector(f"{attention}{name}_norm.weight", shape.head_dim)
                     for name in ("q", "k")
                 ]
+            qkv_parts = [
+                (f"{attention}{name}_proj", rows)
+                for name, rows in zip("qkv", (q, kv, kv), strict=True)
+            ]
+            gate_up_parts = [(f"{mlp}{name}_proj", shape.intermediate) for name in ("gate", "up")]
+            down_parts = [(mlp + "down_proj", hidden)]
             layers.append(
                 LayerWeights(
                     attention_norm=files.vector(block + "input_layernorm.weight", hidden),
-                    qkv=files.linear(
-                        [
-                            (f"{attention}{name}_proj", rows)
-                            for name, rows in zip("qkv", (q, kv, kv), strict=True)
-                        ],
-                        hidden,
-                        shape.qkv_bias,
-                    ),
+                    qkv=_made(kind, *files.linear(qkv_parts, hidden, shape.qkv_bias)),
                     q_norm=head_norms[0],
                     k_norm=head_norms[1],
-                    out=files.linear([(attention + "o_proj", hidden)], q, shape.out_bias),
+                    out=_made(
+                        kind, *files.linear([(attention + "o_proj", hidden)], q, shape.out_bias)
+                    ),
                     mlp_norm=files.vector(block + "post_attention_layernorm.weight", hidden),
-                    gate_up=files.linear(
-                        [(f"{mlp}{name}_proj", shape.intermediate) for name in ("gate", "up")],
-                        hidden,
-                        shape.mlp_bias,
-                    ),
-                    down=files.linear(
-                        [(mlp + "down_proj", hidden)], shape.intermediate, shape.mlp_bias
-                    ),
+                    gate_up=_made(kind, *files.linear(gate_up_parts, hidden, shape.mlp_bias)),
+                    down=_made(kind, *files.linear(down_parts, shape.intermediate, shape.mlp_bias)),
                 )
             )
         table = [("model.embed_tokens", shape.vocabulary)]
-        embedding = files.linear(table, hidden, bias=False).weight
+        embedding = _table(kind, files.linear(table, hidden, bias=False)[0])
         norm = files.vector("model.norm.weight", hidden)
-        if shape.tied:
-            head = embedding
-        else:
-            head = files.linear([("lm_head", shape.vocabulary)], hidden, bias=False).weight
+        head: Linear = embedding
+        if not shape.tied:
+            output = [("lm_head", shape.vocabulary)]
+            head = _table(kind, files.linear(output, hidden, bias=False)[0])
         files.refuse_rest(shape)
     return LlamaWeights(embedding, tuple(layers), norm, head)
+
+
+def tensors_of(linear: Linear) -> dict[str, Tensor]:
+    """A layer's tensors by the names of its fields."""
+    found = {field.name: getattr(linear, field.name) for field in fields(linear)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _made(kind: WeightKind, weight: Tensor, bias: Tensor | None) -> Linear:
+    if kind == "int4" and weight.shape[1] % GROUP == 0:
+        return Int4Linear.of(weight, bias)
+    table = _table(kind, weight)
+    return replace(table, bias=bias)
+
+
+def _table(kind: WeightKind, weight: Tensor) -> Table:
+    """Rows that are looked up are kept in eight bits where the other weights have four."""
+    if kind == "float32":
+        return Float32Linear(weight, None)
+    if kind == "bf16":
+        return Bf16Linear(weight.bfloat16(), None)
+    return Int8Linear.of(weight, None)
 
 
 class _TensorFiles:
@@ -158,8 +175,10 @@ class _TensorFiles:
         self._copy(name, out)
         return out
 
-    def linear(self, parts: Sequence[tuple[str, int]], columns: int, bias: bool) -> Linear:
-        """The named layers (name, rows) stacked into one."""
+    def linear(
+        self, parts: Sequence[tuple[str, int]], columns: int, bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the named layers (name, rows) stacked into one."""
         rows = sum(count for _, count in parts)
         weight = torch.empty(rows, columns)
         offsets = torch.empty(rows) if bias else None
@@ -169,7 +188,7 @@ class _TensorFiles:
             if offsets is not None:
                 self._copy(name + ".bias", offsets[start : start + count])
             start += count
-        return Linear(weight, offsets)
+        return weight, offsets
 
     def refuse_rest(self, shape: LlamaShape) -> None:
         """Raise ValueError when something was not read: the model computes more than we do."""

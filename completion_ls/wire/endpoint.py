@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from completion_ls import __version__
 from completion_ls.config import paths
-from completion_ls.config.settings import DaemonSettings, EngineSettings, ModelSettings, Settings
+from completion_ls.config.settings import (
+    DaemonSettings,
+    DraftSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+)
 from completion_ls.wire.messages import PROTOCOL
 
 LOOPBACK = "127.0.0.1"
@@ -30,6 +36,7 @@ class DaemonConfig(BaseModel):
 
     model: ModelSettings
     engine: EngineSettings
+    draft: DraftSettings
     daemon: DaemonSettings
     log_level: str
 
@@ -37,14 +44,11 @@ class DaemonConfig(BaseModel):
     def of(cls, settings: Settings) -> DaemonConfig:
         """The part of the settings that a daemon needs. A relative path to a model is made absolute,
         since the daemon runs elsewhere and "models/x" is another model in another project."""
-        model = settings.model
-        if "/" in model.name or model.name.endswith(".gguf"):
-            with contextlib.suppress(RuntimeError):  # "~" without a home
-                absolute = str(Path(model.name).expanduser().absolute())
-                model = model.model_copy(update={"name": absolute})
+        model, draft = settings.model, settings.draft
         return cls(
-            model=model,
+            model=model.model_copy(update={"name": _absolute(model.name)}),
             engine=settings.engine,
+            draft=draft.model_copy(update={"model": _absolute(draft.model)}),
             daemon=settings.daemon,
             log_level=settings.server.log_level,
         )
@@ -56,12 +60,20 @@ class DaemonConfig(BaseModel):
     @property
     def identity(self) -> str:
         """Equal for settings that share a daemon: the rest are the first front's choice."""
-        same = [__version__, PROTOCOL, self.model.model_dump(), self.engine.model_dump()]
+        parts = [part.model_dump() for part in (self.model, self.engine, self.draft)]
+        same = [__version__, PROTOCOL, *parts]
         return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
 
     def shares_daemon_with(self, other: DaemonConfig) -> bool:
         """Whether one daemon serves both."""
         return self.identity == other.identity
+
+
+def _absolute(name: str) -> str:
+    if "/" in name or name.endswith(".gguf"):
+        with contextlib.suppress(RuntimeError):  # "~" without a home
+            return str(Path(name).expanduser().absolute())
+    return name
 
 
 class TcpAddress(BaseModel):

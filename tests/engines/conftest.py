@@ -105,7 +105,9 @@ def load_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     loaders = {"torch_cpu": TorchCpuEngine.load}
 
     def load(folder: Path, max_context: int | None = None, **settings: int) -> Engine:
-        chosen = EngineSettings(**{"threads": 1, "prefill_chunk": 16} | settings)
+        chosen = EngineSettings(
+            **{"threads": 1, "prefill_chunk": 16, "weights": "float32"} | settings
+        )
         return loaders[request.param](folder, chosen, max_context)
 
     return load

@@ -140,8 +140,8 @@ def test_half_precision_is_converted(folder: Path, dtype: torch.dtype) -> None:
     halves = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(halves, path)
     weights = read_weights(folder, read_shape(folder))
-    assert weights.embedding.dtype == torch.float32
-    assert torch.equal(weights.embedding, halves["model.embed_tokens.weight"].float())
+    assert weights.embedding.weight.dtype == torch.float32
+    assert torch.equal(weights.embedding.weight, halves["model.embed_tokens.weight"].float())
     assert torch.equal(
         weights.layers[1].qkv.weight[-16:], halves["model.layers.1.self_attn.v_proj.weight"].float()
     )

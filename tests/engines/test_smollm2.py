@@ -64,7 +64,7 @@ def expected(
 @pytest.fixture(scope="module")
 def engine(default_model_folder: Path) -> TorchCpuEngine:
     # One thread: the answers are the same, and on a busy machine many threads wait for each other.
-    return TorchCpuEngine.load(default_model_folder, EngineSettings(threads=1))
+    return TorchCpuEngine.load(default_model_folder, EngineSettings(threads=1, weights="float32"))
 
 
 def answer(engine: TorchCpuEngine, number: int, prompt: tuple[int, ...]) -> list[int]:

@@ -81,10 +81,11 @@ def test_every_slot_keeps_its_own_past(history: list[tuple[str, list[int]]]) -> 
             seen = past(sequence)
             for number, text in enumerate(texts):
                 expected = {seen[text[:length]] for length in range(1, len(text) + 1)}
-                if view.mask is None:
+                mask = view.mask()
+                if mask is None:
                     assert expected == set(range(start + 1))
                 else:
-                    assert set(torch.nonzero(view.mask[number] == 0).flatten().tolist()) == expected
+                    assert set(torch.nonzero(mask[number] == 0).flatten().tolist()) == expected
             assert before.keys() <= seen.keys()
         elif action == "straighten":
             path = sequence.find(numbers)

@@ -1,0 +1,97 @@
+"""A smaller model of the same vocabulary that guesses what the large one will say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from completion_ls.decode.sampling import choose
+from completion_ls.engines.contract import Sampling
+from completion_ls.engines.kv import KvCache
+from completion_ls.engines.llama import Llama
+
+CHUNK = 128
+"""Tokens of a text that is new to it, per pass."""
+KV_BYTES = 2**27
+
+
+class DraftModel:
+    """Guesses as the large model chooses: with the same temperature, filters and noise, so that
+    both draw the same lot."""
+
+    def __init__(self, model: Llama, cost: float = 0.0) -> None:
+        """`cost` is that of one of its passes, relative to one of the large model."""
+        self.cost = cost
+        self._model = model
+        self._cache = KvCache(model.shape, KV_BYTES, model.kv_dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return self._model.weights.nbytes
+
+    def propose(
+        self, text: Sequence[int], count: int, sampling: Sampling, position: int
+    ) -> tuple[int, ...]:
+        """`count` tokens that may follow `text`; the first is at index `position` of prompt and
+        output."""
+        kv = self._cache.acquire(text[:-1], len(text) + count)
+        assert kv is not None  # only jobs that spare others are refused
+        try:
+            kv.cut(kv.line)
+            tokens: list[int] = []
+            waiting = list(text[kv.line :])
+            while True:
+                chunk, waiting = waiting[:CHUNK], waiting[CHUNK:]
+                rows = self._model.forward(chunk, kv, 0 if waiting else 1)
+                kv.extend(chunk)
+                if waiting:
+                    continue
+                token, _ = choose(rows[-1].numpy(), sampling, position + len(tokens))
+                tokens.append(token)
+                if len(tokens) == count:
+                    return tuple(tokens)
+                waiting = [token]
+        finally:
+            self._cache.release(kv)
+
+
+def truncated(model: Llama, layers: int) -> Llama:
+    """The model without its last layers: a poor draft, but one that every model brings along."""
+    weights = replace(model.weights, layers=model.weights.layers[:layers])
+    return Llama(replace(model.shape, layers=layers), weights, model.native)
+
+
+def check_vocabulary(target: Path, draft: Path) -> None:
+    """Raise ValueError (a sentence) unless both tokenizers know the same tokens by the same ids: a
+    draft in another vocabulary is never right, and nothing but the time would show it."""
+    one, other = _vocabulary(target), _vocabulary(draft)
+    differing = {id for _, id in one.items() ^ other.items()}
+    if not differing:
+        return
+    first = min(differing)
+    names = [
+        repr(next((token for token, id in known.items() if id == first), "none"))
+        for known in (one, other)
+    ]
+    raise ValueError(
+        f"The draft model in {draft} has another vocabulary than the model in {target}: "
+        f"{len(differing)} token ids differ, the first is {first} ({' and '.join(names)}). Name a "
+        "draft of the same family in draft.model, or leave it empty."
+    )
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """The ids of all tokens."""
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no type of its own
+        raise ValueError(
+            f"{file} cannot be read ({error}), so nobody knows whether the draft model fits. Name a "
+            "draft with its tokenizer in draft.model, or leave it empty."
+        ) from error
+    return dict(tokenizer.get_vocab(with_added_tokens=True))

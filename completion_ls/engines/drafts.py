@@ -1,0 +1,115 @@
+"""Drafts: guesses at the next tokens, which one pass of the model then checks together.
+
+A draft never changes what comes out. Each token is chosen from the model's own logits, with noise
+that depends on its place and nothing else; a draft token that is the one chosen saves a pass, and
+any other is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from completion_ls.decode.draft_length import LONG, MOST, DraftLength, PassCost, Trust
+from completion_ls.decode.lookup import Lookup, Recent
+from completion_ls.engines.contract import Job
+from completion_ls.engines.draft_model import DraftModel
+
+TRUSTED = 2
+"""A draft that was looked up goes before the draft model's from this match on."""
+MODEL = "model"
+
+
+@dataclass(slots=True)
+class DraftFigures:
+    """Totals of draft tokens."""
+
+    checked: int = 0
+    accepted: int = 0
+
+
+class Drafts:
+    """The drafts of one engine: where they come from, and what was learnt of them."""
+
+    def __init__(
+        self, cost: PassCost, *, lookup: bool, model: DraftModel | None, most: int
+    ) -> None:
+        """`cost` is measured; at most `most` tokens are guessed for one pass."""
+        self.figures = DraftFigures()
+        self._length = DraftLength(cost)
+        self._lookup = lookup
+        self._recent = Recent()
+        self._model = model
+        self._most = min(most, MOST)
+
+    def of(self, job: Job, prompt: Sequence[int]) -> JobDrafts:
+        """The drafts of one job, whose output is put behind `prompt`."""
+        # Who asks for a fresh answer has had it before, and will have it again.
+        recent = Recent() if job.fresh else self._recent
+        found = recent.lookup(job.document, prompt) if self._lookup else None
+        return JobDrafts(self, job, list(prompt), found)
+
+    def propose(self, drafts: JobDrafts, most: int) -> tuple[Trust, tuple[int, ...]] | None:
+        """The best draft of at most `most` tokens; None where none pays."""
+        most = min(most, self._most)
+        if most < 1:
+            return None
+        found = drafts.lookup.propose(most) if drafts.lookup else None
+        if found and (found.match >= TRUSTED or self._model is None):
+            trust = Trust(found.source, found.match)
+            count = self._length.choose(trust, len(found.tokens))
+            return (trust, found.tokens[:count]) if count else None
+        if self._model:
+            trust = Trust(MODEL, LONG)
+            count = self._length.choose(trust, most, self._model.cost)
+            if count:
+                position = len(drafts.text)
+                return trust, self._model.propose(drafts.text, count, drafts.job.sampling, position)
+        return None
+
+    def settle(self, trust: Trust, checked: int, accepted: int) -> None:
+        """Learn what became of a draft."""
+        self._length.observe(trust, checked, accepted)
+        self.figures.checked += checked
+        self.figures.accepted += accepted
+
+
+@dataclass(slots=True)
+class JobDrafts:
+    """The drafts of one job, one after the other."""
+
+    drafts: Drafts
+    job: Job
+    text: list[int]
+    """What the output is put behind, and the output so far."""
+    lookup: Lookup | None
+    _trust: Trust | None = None
+    _tokens: tuple[int, ...] = ()
+    """The present draft, ..."""
+    _accepted: int = 0
+    """... and how many tokens of it came out."""
+
+    def propose(self, most: int) -> tuple[int, ...]:
+        """A draft of what comes next, of at most `most` tokens; perhaps none."""
+        self._settle(self._accepted)
+        found = self.drafts.propose(self, most)
+        if found:
+            self._trust, self._tokens = found
+        return self._tokens
+
+    def produced(self, tokens: Sequence[int]) -> None:
+        """Note tokens of the output."""
+        for token in tokens:
+            if self._accepted < len(self._tokens):
+                right = self._tokens[self._accepted] == token
+                self._accepted += right
+                if not right or self._accepted == len(self._tokens):
+                    self._settle(self._accepted + (not right))
+        self.text += tokens
+        if self.lookup and self.job.max_new_tokens > 1:  # or nobody will see them
+            self.lookup.extend(tokens)
+
+    def _settle(self, checked: int) -> None:
+        if self._trust and checked:
+            self.drafts.settle(self._trust, checked, self._accepted)
+        self._tokens, self._accepted = (), 0

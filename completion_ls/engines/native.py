@@ -1,0 +1,332 @@
+"""`kernels.c`, compiled once for this machine.
+
+Where there is no C compiler everything runs on torch, slower and with the same results up to
+rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from completion_ls.config.paths import cache_dir
+from completion_ls.engines.linear import (
+    BF16,
+    INT4,
+    INT8,
+    Bf16Linear,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    bytes_multiply_exactly,
+)
+from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.tree import View
+
+_log = logging.getLogger(__name__)
+
+FEW = 32
+"""More rows than this are better off with torch's large products."""
+LANES = 16
+"""The size of a head must be a multiple of this, and a key head serve no more query heads."""
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = (
+    *("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread"),
+    # Not -ffast-math, which would take liberties with the order of sums.
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+)
+_X86_FLAGS = ("-march=native", "-mprefer-vector-width=512")
+_VERSION_S, _COMPILE_S = 20, 120
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_POINTERS = 2 * [_POINTER]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("kind", "outputs", "inputs")),
+        ("limit", _FLOAT),
+        *((name, _POINTER) for name in ("weight", "scale", "pairs", "bias")),
+    )
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "size", "capacity")),
+        ("eps", _FLOAT),
+        *((name, _POINTER) for name in ("q_norm", "k_norm")),
+    )
+
+
+class Native:
+    """The compiled functions. Tensors are float32 and contiguous where nothing else is said."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.use_threads.argtypes = [_INT]
+        library.linear.argtypes = [*_POINTERS, _INT, _POINTER, _FLOAT, _INT, _POINTER, _INT]
+        library.before.argtypes = [*_POINTERS, _INT, _POINTER, _FLOAT, _INT, *_POINTERS]
+        library.after.argtypes = [*(3 * [_POINTER]), _INT, _POINTER, _INT]
+        library.attend.argtypes = [
+            *(5 * [_POINTER]),
+            *(3 * [_INT]),
+            _POINTER,
+            _INT,
+            *_POINTERS,
+        ]
+        for function in (library.linear, library.before, library.after, library.attend):
+            function.restype = None
+
+    def use_threads(self, threads: int) -> None:
+        """Use so many threads from now on, the calling one included."""
+        self._library.use_threads(threads)
+
+    def prepare(self, layer: Linear) -> NativeLinear | None:
+        """The layer as the functions take it; None where they cannot do it."""
+        fields: dict[str, float | int | None] = {}
+        match layer:
+            case Int8Linear():
+                fields = {
+                    "kind": INT8, "limit": layer.limit, "scale": layer.scale.data_ptr(),
+                }  # fmt: skip
+            case Int4Linear():
+                fields = {"kind": INT4, "pairs": layer.pairs.data_ptr()}
+            case Bf16Linear() if layer.inputs % LANES == 0:
+                fields = {"kind": BF16}
+            case _:
+                return None
+        return NativeLinear(
+            layer,
+            _Layer(
+                outputs=layer.outputs,
+                inputs=layer.inputs,
+                weight=layer.weight.data_ptr(),
+                bias=None if layer.bias is None else layer.bias.data_ptr(),
+                **fields,
+            ),
+            self._library,
+        )
+
+    def attention(
+        self, shape: LlamaShape, q_norm: Tensor | None, k_norm: Tensor | None
+    ) -> NativeAttention:
+        """Attention of one layer, with its norms [head_dim] where it has any."""
+        return NativeAttention(shape, q_norm, k_norm, self._library)
+
+
+class NativeLinear:
+    """One linear layer."""
+
+    def __init__(self, layer: Linear, fields: _Layer, library: ctypes.CDLL) -> None:
+        self._layer = layer  # holds the memory
+        self._fields = fields
+        self._address = ctypes.addressof(fields)
+        self._library = library
+        self.outputs = layer.outputs
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        *,
+        gated: bool = False,
+        add_to: Tensor | None = None,
+    ) -> Tensor:
+        """The layer's output for `x` [rows, inputs], [rows, outputs]; or `add_to` with that added.
+        With a `norm` [inputs] x goes through the RMS norm first; if it is `gated`, through silu of
+        its first half times its second ([rows, 2 * inputs])."""
+        rows = len(x)
+        out = x.new_empty(rows, self._fields.outputs) if add_to is None else add_to
+        made_of = self._address, x.data_ptr(), rows, _address(norm), eps, gated
+        is_wide = rows > FEW and isinstance(self._layer, Int8Linear)
+        if not is_wide or not bytes_multiply_exactly():
+            self._library.linear(*made_of, out.data_ptr(), add_to is not None)
+            return out
+        # Sums of whole numbers are exact, so this gives the same.
+        whole = torch.empty(2 * rows, self._fields.inputs, dtype=torch.int8)
+        unit = x.new_empty(rows)
+        self._library.before(*made_of, whole.data_ptr(), unit.data_ptr())
+        sums = torch._int_mm(whole, self._layer.weight.t())
+        self._library.after(
+            self._address,
+            sums.data_ptr(),
+            unit.data_ptr(),
+            rows,
+            out.data_ptr(),
+            add_to is not None,
+        )
+        return out
+
+
+class NativeAttention:
+    """The attention of one layer."""
+
+    def __init__(
+        self, shape: LlamaShape, q_norm: Tensor | None, k_norm: Tensor | None, library: ctypes.CDLL
+    ) -> None:
+        self._norms = q_norm, k_norm
+        self._width = shape.heads * shape.head_dim
+        self._fields = _Heads(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            size=shape.head_dim,
+            eps=shape.norm_eps,
+            q_norm=None if q_norm is None else q_norm.data_ptr(),
+            k_norm=None if k_norm is None else k_norm.data_ptr(),
+        )
+        self._address = ctypes.addressof(self._fields)
+        self._attend = library.attend
+
+    def __call__(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, past: int, seen: Seen
+    ) -> Tensor:
+        """Attention [rows, heads * head_dim] of `qkv` [rows, (heads + 2 * kv_heads) * head_dim] over
+        what each row sees of a cache [2, kv_heads, capacity, head_dim] (bfloat16) with the rows
+        themselves, which are put behind its first `past` slots. `cos` and `sin` are
+        [rows, 1, head_dim]."""
+        rows = len(qkv)
+        out = qkv.new_empty(rows, self._width)
+        self._fields.capacity = cache.shape[2]
+        self._attend(
+            self._address,
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cache.data_ptr(),
+            rows,
+            past,
+            seen.common,
+            _address(seen.slots),
+            0 if seen.slots is None else seen.slots.shape[1],
+            seen.ends.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A `View` as the functions take it: how many tokens each row sees, [rows], and the slots of
+    those behind the first `common`, [rows, longest], if not all are in a line. int32."""
+
+    ends: Tensor
+    common: int
+    slots: Tensor | None
+
+    @classmethod
+    def of(cls, view: View) -> Seen:
+        ends = torch.tensor(view.positions, dtype=torch.int32) + 1
+        if view.paths is None:
+            return cls(ends, view.common, None)
+        longest = max(map(len, view.paths))
+        padded = [path + [0] * (longest - len(path)) for path in view.paths]
+        return cls(ends, view.common, torch.tensor(padded, dtype=torch.int32))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@lru_cache(maxsize=1)
+def load_native() -> Native | None:
+    """The functions, compiled if that was not done before; None where they cannot be had."""
+    if os.name != "posix":
+        return None
+    compilers = _compilers()
+    for compiler in compilers:
+        try:
+            return Native(_library(compiler))
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or error
+            _log.warning("the kernels cannot be had from %s: %s", shlex.join(compiler), said)
+    if not compilers:
+        _log.info("no C compiler was found: the CPU engine runs on torch alone, which is slower")
+    return None
+
+
+def _compilers() -> list[list[str]]:
+    """Commands to try, each compiler once; $CC may come with arguments."""
+    named = os.environ.get("CC", "")
+    try:
+        words = shlex.split(named)
+    except ValueError:
+        words = []
+    found: dict[tuple[str, ...], list[str]] = {}
+    for command in ([named], words, ["cc"], ["gcc"], ["clang"]):
+        if command and (path := shutil.which(command[0])):
+            found.setdefault((os.path.realpath(path), *command[1:]), [path, *command[1:]])
+    return list(found.values())
+
+
+def _library(compiler: list[str]) -> ctypes.CDLL:
+    """The library that this compiler makes. The file is named after all that it was made from, and
+    after what it holds: one that was damaged is never loaded."""
+    flags = [*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ())]
+    version = _run([*compiler, "--version"], _VERSION_S)
+    made_from = "\n".join([*compiler, version, *flags, platform.machine(), processor()])
+    key = hashlib.sha256(_SOURCE.read_bytes() + made_from.encode()).hexdigest()[:32]
+    folder = cache_dir() / "kernels"
+    for kept in folder.glob(f"{key}-*.so"):
+        if kept.name == _name(key, kept):
+            return ctypes.CDLL(str(kept))
+        kept.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place, "kernels.so")
+        _run([*compiler, *flags, str(_SOURCE), "-o", str(made)], _COMPILE_S)
+        target = made.replace(folder / _name(key, made))
+    return ctypes.CDLL(str(target))
+
+
+def _name(key: str, library: Path) -> str:
+    return f"{key}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
+
+
+def _run(command: list[str], seconds: float) -> str:
+    """What a command prints. Ends it in time, together with all that it started: `run` would wait
+    for those, as they hold its output open."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, said = process.communicate(timeout=seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, printed, said)
+    return printed
+
+
+def processor() -> str:
+    """What the processor can do: a cache folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,113 @@
+"""What this machine does: measured once for a model, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from completion_ls import __version__
+from completion_ls.config.paths import cache_dir
+from completion_ls.decode.draft_length import MOST, PassCost
+from completion_ls.engines.kv import KvCache
+from completion_ls.engines.llama import Llama
+from completion_ls.engines.native import processor
+
+_log = logging.getLogger(__name__)
+
+WIDTHS = (1, 2, 4, 8, 1 + MOST)
+CONTEXT = 512
+"""Tokens that are there already when a pass is timed."""
+ROUNDS = 5
+"""The fastest of so many counts: other work on the machine only ever adds."""
+WORTH = 0.95
+"""More threads must be faster by this to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The number of threads that is best, and the seconds of a pass by its width in tokens."""
+
+    threads: int
+    seconds: tuple[tuple[int, float], ...]
+
+    @property
+    def cost(self) -> PassCost:
+        """The passes' cost relative to the narrowest."""
+        return PassCost.of(self.seconds)
+
+
+def speed_of(model: Llama, folder: Path, threads: int) -> Speed:
+    """How fast `model`, read from `folder`, is here with so many threads; with 0, the best number of
+    threads is looked for. Measured if it was not before, in a second or two; leaves the model with
+    those threads."""
+    file = _file(model, folder, threads)
+    try:
+        found = json.loads(file.read_text())
+        speed = Speed(int(found["threads"]), tuple((int(w), float(s)) for w, s in found["seconds"]))
+        if speed.threads < 1 or [width for width, _ in speed.cost.points] != list(WIDTHS):
+            raise ValueError("Something else was measured.")
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
+        speed = _measure(model, [threads] if threads else _candidates())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            made = file.with_suffix(f".{os.getpid()}.part")
+            try:
+                made.write_text(json.dumps({"threads": speed.threads, "seconds": speed.seconds}))
+                made.replace(file)
+            finally:
+                made.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("what was measured could not be kept (%s)", error)
+    model.use_threads(speed.threads)
+    return speed
+
+
+def _measure(model: Llama, candidates: Iterable[int]) -> Speed:
+    kv = KvCache(model.shape, 0, model.kv_dtype).acquire([0], CONTEXT + max(WIDTHS))
+    assert kv is not None
+    # A few positions behind the model's own context do no harm here.
+    past = min(CONTEXT, model.shape.context)
+    tokens = [number % model.shape.vocabulary for number in range(past + max(WIDTHS))]
+    model.forward(tokens[:past], kv, 0)
+    kv.extend(tokens[:past])
+
+    def seconds(width: int) -> float:
+        times = []
+        for _ in range(ROUNDS + 1):
+            began = time.perf_counter()
+            model.forward(tokens[past : past + width], kv, width)
+            times.append(time.perf_counter() - began)
+        return min(times[1:])
+
+    best, least = 0, float("inf")
+    for threads in candidates:  # few first
+        model.use_threads(threads)
+        needed = seconds(1)
+        if needed < WORTH * least:
+            best, least = threads, needed
+    model.use_threads(best)
+    return Speed(best, tuple((width, seconds(width)) for width in WIDTHS))
+
+
+def _candidates() -> list[int]:
+    """Up to all physical cores that this process may use."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return sorted({1, (cores + 1) // 2, max(1, cores - 1), cores})
+
+
+def _file(model: Llama, folder: Path, threads: int) -> Path:
+    """Named after all that the speed depends on."""
+    depends = (__version__, str(folder.resolve()), repr(model.shape), model.weights.nbytes)
+    machine = (processor(), _candidates(), model.is_compiled, threads, WIDTHS, CONTEXT)
+    key = hashlib.sha256(repr((depends, machine)).encode()).hexdigest()[:32]
+    return cache_dir() / "measured" / f"{key}.json"
