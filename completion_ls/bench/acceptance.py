@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from completion_ls.decode.sampling import candidates, choose
 from completion_ls.engines.contract import Sampling
@@ -37,42 +35,39 @@ class Acceptance:
 
 def acceptance(
     model: Llama,
-    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
     layers: Sequence[int],
     sampling: Sampling,
-    tokens: int,
+    places: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Acceptance]:
-    """Continue each prompt by `tokens` as the target draws them, and ask each draft at every place."""
-    texts = []
-    for number, prompt in enumerate(prompts):
-        say(f"drawing text {number + 1} of {len(prompts)}")
-        texts.append(_drawn(model, prompt, sampling, tokens))
+    """At the last `places` of each text both the target and each draft draw what comes next."""
+    say("asking the model")
+    targets = [_rows(model, text, places) for text in texts]
     found = []
     for count in layers:
-        say(f"asking the first {count} layers")
+        say(f"asking its first {count} layers")
         draft = truncated(model, count)
-        results = []
-        for prompt, (text, rows) in zip(prompts, texts, strict=True):
-            guessed = _rows(draft, [*prompt, *text])[len(prompt) - 1 : -1]
-            for place, (row, own) in enumerate(zip(rows, guessed, strict=True)):
-                position = len(prompt) + place
-                results.append(_compare(row, own.numpy(), text[place], sampling, position))
-        shares = np.array(results).mean(0)
-        found.append(Acceptance(count, model.shape.layers, len(results), *map(float, shares)))
+        shares = [
+            _compare(row, own, sampling, len(text) - places + place)
+            for text, rows in zip(texts, targets, strict=True)
+            for place, (row, own) in enumerate(zip(rows, _rows(draft, text, places), strict=True))
+        ]
+        means = map(float, np.array(shares).mean(0))
+        found.append(Acceptance(count, model.shape.layers, len(shares), *means))
     return found
 
 
 def _compare(
     target: npt.NDArray[np.float32],
     draft: npt.NDArray[np.float32],
-    token: int,
     sampling: Sampling,
     position: int,
 ) -> tuple[float, float, float, float]:
     other = Sampling(
         sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed + OTHER_NOISE
     )
+    token = choose(target, sampling, position)[0]
     p, q = _chances(target, sampling), _chances(draft, sampling)
     return (
         choose(draft, sampling, position)[0] == token,
@@ -90,33 +85,8 @@ def _chances(logits: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray
     return chances
 
 
-def _drawn(
-    model: Llama, prompt: Sequence[int], sampling: Sampling, tokens: int
-) -> tuple[list[int], list[npt.NDArray[np.float32]]]:
-    """Tokens, and the logits that each was drawn from."""
-    kv = KvCache(model.shape, 0, model.kv_dtype).acquire(prompt, len(prompt) + tokens)
-    assert kv is not None
-    row = model.forward(prompt, kv, 1)[0].numpy()
-    kv.extend(prompt)
-    text: list[int] = []
-    rows = []
-    while True:
-        rows.append(row)
-        text.append(choose(row, sampling, len(prompt) + len(text))[0])
-        if len(text) == tokens:
-            return text, rows
-        row = model.forward(text[-1:], kv, 1)[0].numpy()
-        kv.extend(text[-1:])
-
-
-def _rows(model: Llama, text: Sequence[int]) -> torch.Tensor:
+def _rows(model: Llama, text: Sequence[int], places: int) -> npt.NDArray[np.float32]:
+    """Logits [places, vocabulary] behind the last tokens of a text."""
     kv = KvCache(model.shape, 0, model.kv_dtype).acquire(text, len(text))
     assert kv is not None
-    return model.forward(text, kv, len(text))
-
-
-def load_target(folder: Path, kind: str) -> Llama:
-    """The model of a folder as the engine reads it."""
-    from completion_ls.engines.native import load_native
-
-    return Llama.read(folder, kind, load_native())  # type: ignore[arg-type]  # checked by settings
+    return model.forward(text, kv, places).numpy()

@@ -76,9 +76,16 @@ def _run(options: argparse.Namespace) -> int:
         case _:
             from completion_ls.cli import bench
 
-            if options.action == "engine":
-                return bench.engine(options)
-            return bench.replay(options)
+            match options.action:
+                case "engine":
+                    return bench.engine(options)
+                case "replay":
+                    return bench.replay(options)
+            from completion_ls.cli import bench_model
+
+            if options.action == "quality":
+                return bench_model.quality(options)
+            return bench_model.acceptance(options)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -181,6 +188,16 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=_rounds, default=5, metavar="N", help="how often all is measured (5)"
     )
     engine.add_argument("--json", action="store_true", help="print all rounds as JSON")
+    text = "perplexity of each form of the weights, on code"
+    bench.add_parser("quality", help=text, description=text)
+    text = "how often a draft is right, by how it is drawn; the draft is the model's first layers"
+    acceptance = bench.add_parser("acceptance", help=text, description=text)
+    acceptance.add_argument(
+        "--layers", type=_counts, default=(), metavar="N,N", help="numbers of layers to try"
+    )
+    acceptance.add_argument(
+        "--places", type=_count, default=500, metavar="N", help="so many of each text (500)"
+    )
     replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument(
@@ -213,6 +230,10 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
     replay.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
 
 
 def _count(text: str) -> int:

@@ -12,6 +12,7 @@ from completion_ls.decode.sampling import choose
 from completion_ls.engines.contract import Sampling
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
+from completion_ls.engines.model import Model
 
 CHUNK = 128
 """Tokens of a text that is new to it, per pass."""
@@ -22,7 +23,7 @@ class DraftModel:
     """Guesses as the large model chooses: with the same temperature, filters and noise, so that
     both draw the same lot."""
 
-    def __init__(self, model: Llama, cost: float = 0.0) -> None:
+    def __init__(self, model: Model, cost: float = 0.0) -> None:
         """`cost` is that of one of its passes, relative to one of the large model."""
         self.cost = cost
         self._model = model
@@ -31,7 +32,7 @@ class DraftModel:
     @property
     def nbytes(self) -> int:
         """Bytes of its weights."""
-        return self._model.weights.nbytes
+        return self._model.nbytes
 
     def propose(
         self, text: Sequence[int], count: int, sampling: Sampling, position: int
@@ -74,7 +75,7 @@ def check_vocabulary(target: Path, draft: Path) -> None:
         return
     first = min(differing)
     names = [
-        repr(next((token for token, id in known.items() if id == first), "none"))
+        next((repr(token) for token, id in known.items() if id == first), "none")
         for known in (one, other)
     ]
     raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.model import KvShape
 from completion_ls.engines.tree import KvSequence, TreePath
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class KvCache:
     """
 
     def __init__(
-        self, shape: LlamaShape, limit_bytes: int, dtype: torch.dtype = torch.float32
+        self, shape: KvShape, limit_bytes: int, dtype: torch.dtype = torch.float32
     ) -> None:
         self._shape = shape
         self._dtype = dtype

@@ -5,30 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from completion_ls.engines.compiled import Compiled
+from completion_ls.engines.model import KvStore
 from completion_ls.engines.native import Native
 from completion_ls.engines.shape import LlamaShape, read_shape
 from completion_ls.engines.tree import View
 from completion_ls.engines.weight_cache import load_weights
 from completion_ls.engines.weights import LayerWeights, LlamaWeights, WeightKind
-
-
-class KvStore(Protocol):
-    """Keys and values of one sequence, made for so many tokens that the next pass fits."""
-
-    @property
-    def length(self) -> int:
-        """Tokens whose keys and values are there."""
-
-    @property
-    def layers(self) -> Sequence[Tensor]:
-        """Per layer [2 (keys, values), kv_heads, capacity in tokens, head_dim]."""
 
 
 class Llama:
@@ -45,7 +33,7 @@ class Llama:
         self.native = native
         self._compiled = Compiled.of(shape, weights, native) if native else None
         self.kv_dtype = torch.bfloat16 if self._compiled else torch.float32
-        """What keys and values are kept as. Rounded to 16 bits, the smallest difference in a sum may
+        """Rounded to 16 bits, the smallest difference in a sum may
         become one that matters, and only the compiled sums are the same in every pass."""
 
     @classmethod
@@ -55,6 +43,11 @@ class Llama:
         """Read a Hugging Face folder. Raises ValueError (a sentence) when it cannot be served."""
         shape = read_shape(folder)
         return cls(shape, load_weights(folder, shape, kind), native)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self.weights.nbytes
 
     @property
     def is_compiled(self) -> bool:
@@ -71,13 +64,7 @@ class Llama:
     def forward(
         self, tokens: Sequence[int], kv: KvStore, logits_of: int, view: View | None = None
     ) -> Tensor:
-        """Put `tokens` through the model after the `kv.length` tokens that `kv` holds; with a `view`
-        they stand elsewhere in the text and see only a part of those.
-
-        Writes the new keys and values behind those (the caller raises `kv`'s length afterwards, so
-        a pass that fails leaves no trace). Returns the logits of the last `logits_of` tokens,
-        [logits_of, vocabulary]; 0 spares the output layer.
-        """
+        """As `Model.forward`."""
         past, count = kv.length, len(tokens)
         if view is None:
             view = View(list(range(past, past + count)), past, None)

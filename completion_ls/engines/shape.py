@@ -16,6 +16,10 @@ SUPPORTED = {
 }
 
 
+class UnknownModel(ValueError):
+    """The model is whole, but not one that `llama` computes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
     """Frequency scaling of Llama 3.1 and later (rope type "llama3")."""
@@ -103,7 +107,7 @@ def _supported_kind(path: Path, config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or [SUPPORTED.get(str(kind), str(kind))]
     by_name = {name: kind for kind, name in SUPPORTED.items()}
     if len(names) != 1 or names[0] not in by_name:
-        raise ValueError(
+        raise UnknownModel(
             f"{path}: the architecture {', '.join(map(str, names))} is not supported by the CPU "
             f"engine; it computes {', '.join(by_name)}."
         )
@@ -118,12 +122,12 @@ def _refuse_variants(path: Path, config: Mapping[str, Any]) -> None:
             "CPU engine reads float32, float16 and bfloat16. Name the unquantised model."
         )
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(
+        raise UnknownModel(
             f"{path}: the activation {config['hidden_act']!r} is not supported; only 'silu' is."
         )
     kinds = set(config.get("layer_types") or ["full_attention"])
     if config.get("use_sliding_window") or kinds != {"full_attention"}:
-        raise ValueError(
+        raise UnknownModel(
             f"{path}: sliding-window attention is not supported by the CPU engine; name a model "
             "with full attention."
         )
@@ -145,7 +149,7 @@ def _rope(path: Path, config: Mapping[str, Any]) -> tuple[float, Llama3Rope | No
     kind = given.get("rope_type", given.get("type", "default"))
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind not in ("default", "llama3") or partial not in (None, 1):
-        raise ValueError(
+        raise UnknownModel(
             f"{path}: the rope type {kind!r} (rotated part: {partial}) is not supported by the CPU "
             "engine; it computes 'default' and 'llama3' over whole heads."
         )

@@ -17,7 +17,7 @@ from completion_ls import __version__
 from completion_ls.config.paths import cache_dir
 from completion_ls.decode.draft_length import MOST, PassCost
 from completion_ls.engines.kv import KvCache
-from completion_ls.engines.llama import Llama
+from completion_ls.engines.model import Model
 from completion_ls.engines.native import processor
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Speed:
         return PassCost.of(self.seconds)
 
 
-def speed_of(model: Llama, folder: Path, threads: int) -> Speed:
+def speed_of(model: Model, folder: Path, threads: int) -> Speed:
     """How fast `model`, read from `folder`, is here with so many threads; with 0, the best number of
     threads is looked for. Measured if it was not before, in a second or two; leaves the model with
     those threads."""
@@ -70,7 +70,7 @@ def speed_of(model: Llama, folder: Path, threads: int) -> Speed:
     return speed
 
 
-def _measure(model: Llama, candidates: Iterable[int]) -> Speed:
+def _measure(model: Model, candidates: Iterable[int]) -> Speed:
     kv = KvCache(model.shape, 0, model.kv_dtype).acquire([0], CONTEXT + max(WIDTHS))
     assert kv is not None
     # A few positions behind the model's own context do no harm here.
@@ -105,9 +105,9 @@ def _candidates() -> list[int]:
     return sorted({1, (cores + 1) // 2, max(1, cores - 1), cores})
 
 
-def _file(model: Llama, folder: Path, threads: int) -> Path:
+def _file(model: Model, folder: Path, threads: int) -> Path:
     """Named after all that the speed depends on."""
-    depends = (__version__, str(folder.resolve()), repr(model.shape), model.weights.nbytes)
+    depends = (__version__, str(folder.resolve()), repr(model.shape), model.nbytes)
     machine = (processor(), _candidates(), model.is_compiled, threads, WIDTHS, CONTEXT)
     key = hashlib.sha256(repr((depends, machine)).encode()).hexdigest()[:32]
     return cache_dir() / "measured" / f"{key}.json"

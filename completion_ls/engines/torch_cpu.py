@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +27,13 @@ from completion_ls.engines.draft_model import DraftModel, check_vocabulary
 from completion_ls.engines.drafts import Drafts, JobDrafts
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
-from completion_ls.engines.native import load_native
+from completion_ls.engines.model import Model
+from completion_ls.engines.native import Native, load_native
+from completion_ls.engines.shape import UnknownModel
 from completion_ls.engines.speed import speed_of
 from completion_ls.engines.tree import KvSequence, Node, TreePath, View
+
+_log = logging.getLogger(__name__)
 
 SPARE_SLOTS = 192
 """Room in a sequence for branches; it grows where that is not enough."""
@@ -84,7 +89,7 @@ class TorchCpuEngine:
 
     def __init__(
         self,
-        model: Llama,
+        model: Model,
         settings: EngineSettings,
         max_context: int,
         vocabulary: Vocabulary | None,
@@ -118,7 +123,7 @@ class TorchCpuEngine:
         cannot be served.
         """
         native = load_native()
-        model = Llama.read(folder, settings.weights, native)
+        model = _read(folder, settings, native)
         if settings.threads:
             model.use_threads(settings.threads)
         drafts = None
@@ -127,7 +132,7 @@ class TorchCpuEngine:
             guessing = None
             if draft_folder:
                 check_vocabulary(folder, draft_folder)
-                small = Llama.read(draft_folder, settings.weights, native)
+                small = _read(draft_folder, settings, native)
                 own = speed_of(small, draft_folder, speed.threads)
                 guessing = DraftModel(small, own.seconds[0][1] / speed.seconds[0][1])
             drafts = Drafts(speed.cost, lookup=draft.lookup, model=guessing, most=draft.max_tokens)
@@ -220,7 +225,7 @@ class TorchCpuEngine:
             sequences_cached=self._cache.count,
             kv_bytes=self._cache.nbytes,
             kv_bytes_limit=self._cache.limit_bytes,
-            weight_bytes=self._model.weights.nbytes,
+            weight_bytes=self._model.nbytes,
             draft_tokens_checked=self._drafts.figures.checked if self._drafts else 0,
             draft_tokens_accepted=self._drafts.figures.accepted if self._drafts else 0,
         )
@@ -426,3 +431,13 @@ def _event(
 ) -> Event:
     counts = running.reused, running.computed
     return Event(running.job.id, tokens, logprobs, *counts, finish, stop_logprob)
+
+
+def _read(folder: Path, settings: EngineSettings, native: Native | None) -> Model:
+    try:
+        return Llama.read(folder, settings.weights, native)
+    except UnknownModel as error:
+        _log.info("%s; transformers computes it, in float32", error)
+    from completion_ls.engines.transformers_model import TransformersModel
+
+    return TransformersModel.read(folder)

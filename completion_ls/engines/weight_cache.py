@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -18,7 +20,7 @@ from torch import Tensor, uint8
 
 from completion_ls.config.paths import cache_dir
 from completion_ls.engines.linear import Bf16Linear, Int4Linear, Int8Linear, Linear, Table
-from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.shape import LlamaShape, read_shape
 from completion_ls.engines.weights import (
     LayerWeights,
     LlamaWeights,
@@ -29,6 +31,8 @@ from completion_ls.engines.weights import (
 
 _log = logging.getLogger(__name__)
 
+LARGE = 2**26
+"""Bytes."""
 FORMAT = 1
 """Raised when the same weights would be stored otherwise: old files are then made again."""
 STALE_S = 3600
@@ -50,11 +54,16 @@ def load_weights(folder: Path, shape: LlamaShape, kind: WeightKind) -> LlamaWeig
     except _UNUSABLE as error:
         if file.exists():
             _log.warning("%s is damaged and made again (%s)", file, type(error).__name__)
-    weights = read_weights(folder, shape, kind)
     try:
-        _store(weights, file)
+        if _is_large(folder):
+            # In a process of its own: this one would keep much of the memory that it takes.
+            command = [sys.executable, "-P", "-m", __name__, str(folder), kind, str(file)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        else:
+            store(folder, kind, file)
         return _mapped(file, shape)
-    except _UNUSABLE as error:
+    except (*_UNUSABLE, subprocess.SubprocessError) as error:
+        weights = read_weights(folder, shape, kind)  # where the folder is at fault this says so
         _log.warning("the converted weights could not be kept (%s); next time takes longer", error)
         return weights
 
@@ -69,8 +78,13 @@ def _cache_file(folder: Path, kind: WeightKind) -> Path:
     return cache_dir() / "weights" / f"{place}-{kind}-{content}.safetensors"
 
 
-def _store(weights: LlamaWeights, file: Path) -> None:
-    tensors = _by_name(weights)
+def _is_large(folder: Path) -> bool:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) > LARGE
+
+
+def store(folder: Path, kind: WeightKind, file: Path) -> None:
+    """Convert the weights of a Hugging Face folder into `file`. Raises ValueError and OSError."""
+    tensors = _by_name(read_weights(folder, read_shape(folder), kind))
     file.parent.mkdir(parents=True, exist_ok=True)
     # A folder, as `save_file` writes through a file of its own beside the one it is given.
     with tempfile.TemporaryDirectory(dir=file.parent, suffix=".part") as place:
@@ -156,3 +170,7 @@ def _from_names(tensors: Mapping[str, Tensor], shape: LlamaShape) -> LlamaWeight
 
 
 _LAYER_FIELDS = tuple(LayerWeights.__dataclass_fields__)
+
+
+if __name__ == "__main__":
+    store(Path(sys.argv[1]), cast(WeightKind, sys.argv[2]), Path(sys.argv[3]))

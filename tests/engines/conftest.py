@@ -48,6 +48,23 @@ _CONFIGS = {
     ),
     "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**_SIZES, tie_word_embeddings=True, head_dim=16),
+    # Heads that the compiled code can do; in sizes of 32, so that weights of four bits are possible.
+    "heads-of-16": lambda: LlamaConfig(
+        **_SIZES | {"hidden_size": 96, "intermediate_size": 160},
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    # As many query heads to a key head as there may be.
+    "one-key-head": lambda: LlamaConfig(
+        **_SIZES | {"num_attention_heads": 16, "num_key_value_heads": 1},
+        head_dim=16,
+        tie_word_embeddings=True,
+    ),
+    # With a vocabulary that a tokenizer can have.
+    "words": lambda: Qwen3Config(
+        **_SIZES | {"vocab_size": 320}, head_dim=16, tie_word_embeddings=True
+    ),
     # Large keys and values (8 KiB a token) for tests of the memory cap.
     "wide": lambda: LlamaConfig(
         **_SIZES | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4},
