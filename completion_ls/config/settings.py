@@ -30,7 +30,7 @@ class EngineSettings(Section):
     weights: Literal["int8", "int4", "bf16", "float32"] = "int8"
     """How weights are kept: fewer bits are read faster, and int4 costs some quality."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
-    """CPU threads; 0 takes the number of physical cores."""
+    """CPU threads; 0 measures how many are best."""
     prefill_chunk: Annotated[int, Field(ge=16, le=4096)] = 128
     """Prompt tokens per step; a newer keystroke waits for one step at most."""
     kv_memory_mb: Annotated[int, Field(ge=16)] = 512

@@ -73,9 +73,10 @@ def speed_of(model: Model, folder: Path, threads: int) -> Speed:
 def _measure(model: Model, candidates: Iterable[int]) -> Speed:
     kv = KvCache(model.shape, 0, model.kv_dtype).acquire([0], CONTEXT + max(WIDTHS))
     assert kv is not None
-    # A few positions behind the model's own context do no harm here.
-    past = min(CONTEXT, model.shape.context)
-    tokens = [number % model.shape.vocabulary for number in range(past + max(WIDTHS))]
+    # Some models know no position behind their context.
+    past = max(1, min(CONTEXT, model.shape.context - max(WIDTHS)))
+    widths = [width for width in WIDTHS if width == 1 or past + width <= model.shape.context]
+    tokens = [number % model.shape.vocabulary for number in range(past + max(widths))]
     model.forward(tokens[:past], kv, 0)
     kv.extend(tokens[:past])
 
@@ -94,7 +95,7 @@ def _measure(model: Model, candidates: Iterable[int]) -> Speed:
         if needed < WORTH * least:
             best, least = threads, needed
     model.use_threads(best)
-    return Speed(best, tuple((width, seconds(width)) for width in WIDTHS))
+    return Speed(best, tuple((width, seconds(width)) for width in widths))
 
 
 def _candidates() -> list[int]:

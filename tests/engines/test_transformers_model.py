@@ -53,7 +53,13 @@ def run(engine: TorchCpuEngine, prompt: list[int], tokens: int) -> list[int]:
     return found
 
 
-def test_answers_are_those_of_generate(folder: Path, generate_greedy: Callable) -> None:
+def test_answers_are_those_of_generate(
+    folder: Path,
+    generate_greedy: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path))
     chosen_settings = EngineSettings(threads=1, prefill_chunk=16)
     engine = TorchCpuEngine.load(folder, chosen_settings, draft=DraftSettings())
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
