@@ -485,7 +485,8 @@ void after(const Linear *layer, const int32_t *sums, const float *unit, int rows
  * The keys that a row sees are taken in the order of the text, in blocks that begin at fixed places
  * of it, wherever they are in the cache: so its result is the same to the bit in whatever pass. */
 
-enum { KEYS = 128, AT_ONCE = 8, TOGETHER = 32 }; /* keys in a block, in registers; rows */
+enum { KEYS = 128, AT_ONCE = 4, FEW = 8, TOGETHER = 32 }; /* keys in a block, in
+    registers; queries that are taken one by one; rows */
 
 typedef struct {
     int32_t heads, kv_heads, size, capacity; /* of the cache, in slots */
@@ -503,9 +504,43 @@ typedef struct {
     int rows, group, lanes, common, shared, blocks, longest;
 } Attention;
 
-/* One block for some queries side by side: `count` keys at `slot[...]`, of which the query of a row
- * sees those before `ends[row]` (NULL: all). */
-static inline __attribute__((always_inline)) void attention_block(
+/* q.k is summed in sixteen lanes and these in a tree, as `dot` does it, also where the lanes of a
+ * register are sixteen queries. */
+static inline __attribute__((always_inline)) void scores_side_by_side(
+    const float *q, int stride, const float *wide, Floats result[AT_ONCE], const int size) {
+    static const int leaves[4] = {0, 8, 4, 12}, roots[4] = {0, 2, 1, 3};
+    Floats first[AT_ONCE], second[AT_ONCE];
+    for (int root = 0; root < 4; root++) {
+        Floats left[AT_ONCE], right[AT_ONCE];
+        for (int leaf = 0; leaf < 4; leaf++) {
+            Floats sum[AT_ONCE] = {{0}};
+            for (int i = roots[root] + leaves[leaf]; i < size; i += LANES) {
+                const Floats query = load(q + (long)i * stride);
+                for (int k = 0; k < AT_ONCE; k++) sum[k] += wide[k * size + i] * query;
+            }
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (leaf == 0) left[k] = sum[k];
+                else if (leaf == 1) left[k] += sum[k];
+                else if (leaf == 2) right[k] = sum[k];
+                else right[k] += sum[k];
+            }
+        }
+        for (int k = 0; k < AT_ONCE; k++) {
+            const Floats both = left[k] + right[k];
+            if (root == 0) first[k] = both;
+            else if (root == 1) first[k] += both;
+            else if (root == 2) second[k] = both;
+            else second[k] += both;
+        }
+    }
+    for (int k = 0; k < AT_ONCE; k++) result[k] = first[k] + second[k];
+}
+
+/* One block: `count` keys at `slot[...]`, of which the query of a row sees those before `ends[row]`
+ * (NULL: all). The same to the bit in both ways: */
+
+/* for many queries, which are the lanes; */
+static inline __attribute__((always_inline)) void block_of_many(
     const Attention *a, int head, const float *q, int stride, int queries, int lanes, const int32_t *slot,
     int count, const int32_t *ends, float *scores, float *sums, const int size) {
     const uint16_t *keys = a->cache + (long)head * a->h->capacity * size;
@@ -520,11 +555,8 @@ static inline __attribute__((always_inline)) void attention_block(
         for (int k = 0; k < some; k++)
             for (int i = 0; i < size; i++) wide[k * size + i] = widen(keys[(long)slot[t + k] * size + i]);
         for (int lane = 0; lane < lanes; lane += LANES) {
-            Floats sum[AT_ONCE] = {{0}};
-            for (int i = 0; i < size; i++) {
-                const Floats query = load(q + (long)i * stride + lane);
-                for (int k = 0; k < AT_ONCE; k++) sum[k] += wide[k * size + i] * query;
-            }
+            Floats sum[AT_ONCE];
+            scores_side_by_side(q + lane, stride, wide, sum, size);
             for (int k = 0; k < some; k++) memcpy(scores + (long)(t + k) * lanes + lane, &sum[k], sizeof sum[k]);
         }
     }
@@ -548,15 +580,50 @@ static inline __attribute__((always_inline)) void attention_block(
         for (int k = 0; k < some; k++)
             for (int i = 0; i < size; i++) wide[k * size + i] = widen(values[(long)slot[t + k] * size + i]);
         for (int n = 0; n < queries; n++) {
-            /* What it does not see is left out, not taken zero times: it may not be finite. */
-            const int own = ends && ends[n / a->group] - t < some ? ends[n / a->group] - t : some;
             Floats sum[size / LANES];
             memcpy(sum, sums + (long)n * size, sizeof sum);
-            for (int k = 0; k < own; k++)
+            for (int k = 0; k < some; k++)
                 for (int i = 0; i < size / LANES; i++)
                     sum[i] += scores[(long)(t + k) * lanes + n] * load(wide + k * size + i * LANES);
             memcpy(sums + (long)n * size, sum, sizeof sum);
         }
+    }
+}
+
+/* and for few, one by one: `q` is [queries, size] here. */
+static inline __attribute__((always_inline)) void block_of_few(
+    const Attention *a, int head, const float *q, int queries, int lanes, const int32_t *slot, int count,
+    const int32_t *ends, float *scores, float *sums, const int size) {
+    const uint16_t *keys = a->cache + (long)head * a->h->capacity * size;
+    const uint16_t *values = keys + (long)a->h->kv_heads * a->h->capacity * size;
+    for (int t = 0; t < count; t++) {
+        const uint16_t *key = keys + (long)slot[t] * size, *value = values + (long)slot[t] * size;
+        Floats wide[size / LANES];
+        for (int i = 0; i < size; i += 2 * LANES) __builtin_prefetch(value + i); /* its turn comes soon */
+        for (int i = 0; i < size / LANES; i++) wide[i] = load_bf16(key + i * LANES);
+        for (int n = 0; n < queries; n++) {
+            Floats sum = {0};
+            for (int i = 0; i < size / LANES; i++) sum += wide[i] * load(q + n * size + i * LANES);
+            scores[n * KEYS + t] = total_of(sum);
+        }
+    }
+    for (int n = 0; n < queries; n++) {
+        float *restrict s = scores + n * KEYS, largest = -3e38f, total = 0;
+        const int end = ends && ends[n / a->group] < count ? ends[n / a->group] : count;
+        for (int t = end < 0 ? 0 : end; t < count; t++) s[t] = -__builtin_inff();
+        for (int t = 0; t < count; t++) largest = s[t] > largest ? s[t] : largest;
+        for (int t = 0; t < count; t++) s[t] = power_of_e(s[t] - largest);
+        for (int t = 0; t < count; t++) total += s[t];
+        sums[size * lanes + n] = largest;
+        sums[(size + 1) * lanes + n] = total;
+    }
+    for (int n = 0; n < queries; n++) {
+        Floats sum[size / LANES];
+        memset(sum, 0, sizeof sum);
+        for (int t = 0; t < count; t++)
+            for (int i = 0; i < size / LANES; i++)
+                sum[i] += scores[n * KEYS + t] * load_bf16(values + (long)slot[t] * size + i * LANES);
+        memcpy(sums + (long)n * size, sum, sizeof sum);
     }
 }
 
@@ -576,25 +643,30 @@ static inline __attribute__((always_inline)) void attention_of(const Attention *
         }
         count = count < KEYS ? count : KEYS;
         for (int t = 0; t < count; t++) slot[t] = from + t;
-        attention_block(a, head, q, a->lanes, a->rows * a->group, a->lanes, slot, count, some_end ? ends : NULL,
-                        scores, sums + (long)number * (size + 2) * a->lanes, size);
+        float *to = sums + (long)number * (size + 2) * a->lanes;
+        if (a->rows * a->group <= FEW) {
+            float own[FEW * size];
+            for (int n = 0; n < a->rows * a->group; n++)
+                for (int i = 0; i < size; i++) own[n * size + i] = q[(long)i * a->lanes + n];
+            block_of_few(a, head, own, a->rows * a->group, a->lanes, slot, count, some_end ? ends : NULL, scores, to, size);
+        } else {
+            block_of_many(a, head, q, a->lanes, a->rows * a->group, a->lanes, slot, count, some_end ? ends : NULL,
+                          scores, to, size);
+        }
         return;
     }
     /* What one row sees behind that. */
     const int row = number - a->shared;
     const int32_t *own = a->slots + (long)row * a->longest;
-    float side[size * LANES], result[(size + 2) * LANES];
-    const int lanes = (a->group + LANES - 1) / LANES * LANES;
-    if (lanes > LANES) return; /* refused in `attend` */
-    memset(side, 0, sizeof side);
-    for (int i = 0; i < size; i++)
-        for (int n = 0; n < a->group; n++) side[i * LANES + n] = q[(long)i * a->lanes + row * a->group + n];
+    float side[LANES * size], result[(size + 2) * LANES];
+    for (int n = 0; n < a->group; n++)
+        for (int i = 0; i < size; i++) side[n * size + i] = q[(long)i * a->lanes + row * a->group + n];
     for (int block = a->shared; block < a->blocks; block++) {
         const int from = block * KEYS;
         int count = a->ends[row] - from;
         count = count < 0 ? 0 : count < KEYS ? count : KEYS;
         for (int t = 0; t < count; t++) slot[t] = from + t < a->common ? from + t : own[from + t - a->common];
-        attention_block(a, head, side, LANES, a->group, LANES, slot, count, NULL, scores, result, size);
+        block_of_few(a, head, side, a->group, LANES, slot, count, NULL, scores, result, size);
         float *to = sums + (long)block * (size + 2) * a->lanes;
         for (int n = 0; n < a->group; n++) {
             const int query = row * a->group + n;
