@@ -580,9 +580,11 @@ static inline __attribute__((always_inline)) void block_of_many(
         for (int k = 0; k < some; k++)
             for (int i = 0; i < size; i++) wide[k * size + i] = widen(values[(long)slot[t + k] * size + i]);
         for (int n = 0; n < queries; n++) {
+            /* What it does not see is left out, not taken zero times: it may not be finite. */
+            const int own = ends && ends[n / a->group] - t < some ? ends[n / a->group] - t : some;
             Floats sum[size / LANES];
             memcpy(sum, sums + (long)n * size, sizeof sum);
-            for (int k = 0; k < some; k++)
+            for (int k = 0; k < own; k++)
                 for (int i = 0; i < size / LANES; i++)
                     sum[i] += scores[(long)(t + k) * lanes + n] * load(wide + k * size + i * LANES);
             memcpy(sums + (long)n * size, sum, sizeof sum);
@@ -620,7 +622,8 @@ static inline __attribute__((always_inline)) void block_of_few(
     for (int n = 0; n < queries; n++) {
         Floats sum[size / LANES];
         memset(sum, 0, sizeof sum);
-        for (int t = 0; t < count; t++)
+        const int end = ends && ends[n / a->group] < count ? ends[n / a->group] : count;
+        for (int t = 0; t < end; t++)
             for (int i = 0; i < size / LANES; i++)
                 sum[i] += scores[n * KEYS + t] * load_bf16(values + (long)slot[t] * size + i * LANES);
         memcpy(sums + (long)n * size, sum, sizeof sum);

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from completion_ls.engines import linear as linear_module
+from completion_ls.engines import weight_cache
 from completion_ls.engines.linear import (
     GROUP,
     Bf16Linear,
@@ -459,3 +460,22 @@ def test_two_processes_at_once_leave_one_good_file(
     written = file.stat().st_mtime_ns
     assert_same(load_weights(folder, shape, "int8"), expected)
     assert file.stat().st_mtime_ns == written
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_model_is_converted_in_a_process_of_its_own(
+    cache: Path,
+    folder: Path,
+    shape: LlamaShape,
+    kind: WeightKind,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(weight_cache, "LARGE", 0)
+    assert_same(load_weights(folder, shape, kind), read_weights(folder, shape, kind))
+    assert len(list(cache.iterdir())) == 1 and not caplog.text
+    shutil.rmtree(cache)
+    cache.touch()
+    assert_same(load_weights(folder, shape, kind), read_weights(folder, shape, kind))
+    assert "could not be kept" in caplog.text
