@@ -16,18 +16,28 @@ from completion_ls.engines.model import Model
 
 CHUNK = 128
 """Tokens of a text that is new to it, per pass."""
-KV_BYTES = 2**27
+KV_BYTES = 2**28
+"""Most memory for its keys and values where nothing else is said."""
 
 
 class DraftModel:
     """Guesses as the large model chooses: with the same temperature, filters and noise, so that
     both draw the same lot."""
 
-    def __init__(self, model: Model, cost: float = 0.0) -> None:
-        """`cost` is that of one of its passes, relative to one of the large model."""
+    def __init__(
+        self,
+        model: Model,
+        cost: float = 0.0,
+        vocabulary: int | None = None,
+        kv_bytes: int = KV_BYTES,
+    ) -> None:
+        """`cost` is that of one of its passes, relative to one of the large model, which has so many
+        tokens in its `vocabulary`."""
         self.cost = cost
         self._model = model
-        self._cache = KvCache(model.shape, KV_BYTES, model.kv_dtype)
+        # Both may be padded, with ids that stand for nothing, and not alike.
+        self._vocabulary = min(vocabulary or model.shape.vocabulary, model.shape.vocabulary)
+        self._cache = KvCache(model.shape, kv_bytes, model.kv_dtype)
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +48,9 @@ class DraftModel:
         self, text: Sequence[int], count: int, sampling: Sampling, position: int
     ) -> tuple[int, ...]:
         """`count` tokens that may follow `text`; the first is at index `position` of prompt and
-        output."""
+        output. None where the text is too long for this model or not of its vocabulary."""
+        if len(text) + count > self._model.shape.context or max(text) >= self._vocabulary:
+            return ()
         kv = self._cache.acquire(text[:-1], len(text) + count)
         assert kv is not None  # only jobs that spare others are refused
         try:
@@ -51,7 +63,9 @@ class DraftModel:
                 kv.extend(chunk)
                 if waiting:
                     continue
-                token, _ = choose(rows[-1].numpy(), sampling, position + len(tokens))
+                token, _ = choose(
+                    rows[-1, : self._vocabulary].numpy(), sampling, position + len(tokens)
+                )
                 tokens.append(token)
                 if len(tokens) == count:
                     return tuple(tokens)

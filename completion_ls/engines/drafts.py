@@ -63,8 +63,10 @@ class Drafts:
             trust = Trust(MODEL, LONG)
             count = self._length.choose(trust, most, self._model.cost)
             if count:
-                position = len(drafts.text)
-                return trust, self._model.propose(drafts.text, count, drafts.job.sampling, position)
+                tokens = self._model.propose(
+                    drafts.text, count, drafts.job.sampling, len(drafts.text)
+                )
+                return (trust, tokens) if tokens else None
         return None
 
     def settle(self, trust: Trust, checked: int, accepted: int) -> None:

@@ -394,11 +394,13 @@ static void make_input(const float *restrict x, int n, const float *norm, float 
     }
 }
 
-/* out [rows, outputs] = layer(inputs made of x), or added to it. For few rows. */
-void linear(const Linear *layer, const float *x, int rows, const float *norm, float eps, int gated,
+/* out [rows, outputs] = layer(inputs made of x), or added to it. For few rows. Returns 1 where there is
+ * no memory, as `attend`. */
+int linear(const Linear *layer, const float *x, int rows, const float *norm, float eps, int gated,
             float *out, int add) {
     const int n = layer->inputs;
     float *input = malloc((size_t)rows * ((size_t)n * (sizeof(float) + sizeof(int16_t)) + sizeof(float)));
+    if (!input) return 1;
     float *unit = input + (long)rows * n;
     int16_t *v = (int16_t *)(unit + rows);
     for (int row = 0; row < rows; row++) {
@@ -411,6 +413,7 @@ void linear(const Linear *layer, const float *x, int rows, const float *norm, fl
     share(product_part, &product, product.parts);
     pthread_mutex_unlock(&pool.caller);
     free(input);
+    return 0;
 }
 
 /* INT8 for many rows: the product itself is left to a library; this is what comes before and after. */
@@ -703,7 +706,7 @@ static void turn(const float *restrict x, const float *restrict cos, const float
  * NULL; otherwise the rest of them is in slots[row, 0 ... longest - 1]. `cos` and `sin` are
  * [rows, size]; the size of a head is a multiple of LANES, and not more than LANES of them share a
  * key head. */
-void attend(const Heads *h, const float *qkv, const float *cos, const float *sin, uint16_t *cache, int all_rows,
+int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, uint16_t *cache, int all_rows,
             int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
     const int size = h->size, group = h->heads / h->kv_heads, all = h->heads + 2 * h->kv_heads;
     const float scale = 1.0f / __builtin_sqrtf((float)size);
@@ -715,6 +718,7 @@ void attend(const Heads *h, const float *qkv, const float *cos, const float *sin
     const int most_blocks = (last + KEYS - 1) / KEYS, workers = pool.helpers + 1;
     const long of_q = (long)h->kv_heads * size * most_lanes, of_scores = (long)workers * KEYS * most_lanes;
     float *q = malloc(sizeof(float) * (of_q + of_scores + (long)h->kv_heads * most_blocks * (size + 2) * most_lanes));
+    if (!q) return 1;
     float *scores = q + of_q, *sums = scores + of_scores;
     for (int row = 0; row < all_rows; row++)
         for (int n = h->heads; n < all; n++) {
@@ -770,4 +774,5 @@ void attend(const Heads *h, const float *qkv, const float *cos, const float *sin
     }
     pthread_mutex_unlock(&pool.caller);
     free(q);
+    return 0;
 }

@@ -90,8 +90,8 @@ class Native:
             _INT,
             *_POINTERS,
         ]
-        for function in (library.linear, library.before, library.after, library.attend):
-            function.restype = None
+        library.before.restype = library.after.restype = None
+        library.linear.restype = library.attend.restype = _INT
 
     def use_threads(self, threads: int) -> None:
         """Use so many threads from now on, the calling one included."""
@@ -157,7 +157,8 @@ class NativeLinear:
         made_of = self._address, x.data_ptr(), rows, _address(norm), eps, gated
         is_wide = rows > FEW and isinstance(self._layer, Int8Linear)
         if not is_wide or not bytes_multiply_exactly():
-            self._library.linear(*made_of, out.data_ptr(), add_to is not None)
+            if self._library.linear(*made_of, out.data_ptr(), add_to is not None):
+                raise MemoryError
             return out
         # Sums of whole numbers are exact, so this gives the same.
         whole = torch.empty(2 * rows, self._fields.inputs, dtype=torch.int8)
@@ -204,7 +205,7 @@ class NativeAttention:
         rows = len(qkv)
         out = qkv.new_empty(rows, self._width)
         self._fields.capacity = cache.shape[2]
-        self._attend(
+        failed = self._attend(
             self._address,
             qkv.data_ptr(),
             cos.data_ptr(),
@@ -218,6 +219,8 @@ class NativeAttention:
             seen.ends.data_ptr(),
             out.data_ptr(),
         )
+        if failed:
+            raise MemoryError
         return out
 
 

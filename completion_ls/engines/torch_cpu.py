@@ -134,7 +134,12 @@ class TorchCpuEngine:
                 check_vocabulary(folder, draft_folder)
                 small = _read(draft_folder, settings, native)
                 own = speed_of(small, draft_folder, speed.threads)
-                guessing = DraftModel(small, own.seconds[0][1] / speed.seconds[0][1])
+                guessing = DraftModel(
+                    small,
+                    own.seconds[0][1] / speed.seconds[0][1],
+                    model.shape.vocabulary,
+                    settings.kv_memory_mb * 2**20 // 2,
+                )
             drafts = Drafts(speed.cost, lookup=draft.lookup, model=guessing, most=draft.max_tokens)
         limit = model.shape.context
         tokenizer = folder / "tokenizer.json"

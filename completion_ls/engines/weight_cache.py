@@ -58,11 +58,17 @@ def load_weights(folder: Path, shape: LlamaShape, kind: WeightKind) -> LlamaWeig
         if _is_large(folder):
             # In a process of its own: this one would keep much of the memory that it takes.
             command = [sys.executable, "-P", "-m", __name__, str(folder), kind, str(file)]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+            )
+            if done.returncode != 0:
+                raise OSError(
+                    done.stderr.strip().rpartition("\n")[2] or "the conversion was killed"
+                )
         else:
             store(folder, kind, file)
         return _mapped(file, shape)
-    except (*_UNUSABLE, subprocess.SubprocessError) as error:
+    except _UNUSABLE as error:
         weights = read_weights(folder, shape, kind)  # where the folder is at fault this says so
         _log.warning("the converted weights could not be kept (%s); next time takes longer", error)
         return weights

@@ -90,6 +90,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(token for _ in range(length) for token in chosen.choice(phrases))[:length]
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 10**6),
@@ -156,6 +157,7 @@ def test_an_earlier_suggestion_is_a_draft_after_a_key_that_it_did_not_foresee(
     )
 
 
+@pytest.mark.long
 def test_what_is_drawn_follows_the_models_own_distribution(engines: Engines) -> None:
     """The second token's, over many seeds, with a draft that is often right and often wrong."""
     temperature, top_k, draws = 0.7, 8, 1000

@@ -34,6 +34,7 @@ _CONFIGS = {
     "gemma2-window": lambda: Gemma2Config(**_GROUPED, head_dim=8, sliding_window=128),
 }
 _ids = count(1)
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module", params=sorted(_CONFIGS))
