@@ -4,14 +4,13 @@ as the most probable token. The draft is the target without its last layers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from completion_ls.decode.sampling import candidates, choose
 from completion_ls.engines.contract import Sampling
-from completion_ls.engines.draft_model import truncated
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 
@@ -56,6 +55,12 @@ def acceptance(
         means = map(float, np.array(shares).mean(0))
         found.append(Acceptance(count, model.shape.layers, len(shares), *means))
     return found
+
+
+def truncated(model: Llama, layers: int) -> Llama:
+    """The model without its last layers: a draft that every model brings along."""
+    weights = replace(model.weights, layers=model.weights.layers[:layers])
+    return Llama(replace(model.shape, layers=layers), weights, model.native)
 
 
 def _compare(

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from completion_ls.config.settings import DraftSettings
 from completion_ls.engines.contract import Engine
+from completion_ls.models.errors import ModelError
 from completion_ls.models.local import prepare
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.endpoint import DaemonConfig
@@ -43,10 +45,19 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     from completion_ls.engines.torch_cpu import TorchCpuEngine
 
     folder = local.folder
-    guessing = prepare(config.draft.model, progress=progress).folder if config.draft.model else None
+    guessing = _draft_folder(config.draft, progress)
     engine = TorchCpuEngine.load(folder, config.engine, draft=config.draft, draft_folder=guessing)
     progress(f"{local.name} is loaded", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
+
+
+def _draft_folder(draft: DraftSettings, progress: Callable[[str, float], None]) -> Path | None:
+    if not draft.model or draft.max_tokens == 0:
+        return None
+    try:
+        return prepare(draft.model, progress=progress).folder
+    except ModelError as error:
+        raise ModelError(f"draft.model: {error}") from error
 
 
 def calm_openmp() -> None:
@@ -55,8 +66,8 @@ def calm_openmp() -> None:
     By default they spin at the end of every operation, which is fast on an idle machine. Where a
     compiler or another model is at work, the thread they spin for does not run, each operation
     takes a slice of the scheduler's time, and a pass takes a second. Measured on two cores, a pass
-    of the default model in float32: idle 34 ms by default, beside one busy process 1,777 ms, with a
-    short spin 110 to 190 ms.
+    of the default model in float32: idle 34 ms by default, and beside one busy
+    process 1,777 ms.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("KMP_BLOCKTIME", "0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -11,7 +10,6 @@ from tokenizers import Tokenizer
 from completion_ls.decode.sampling import choose
 from completion_ls.engines.contract import Sampling
 from completion_ls.engines.kv import KvCache
-from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
 
 CHUNK = 128
@@ -39,45 +37,31 @@ class DraftModel:
         self._vocabulary = min(vocabulary or model.shape.vocabulary, model.shape.vocabulary)
         self._cache = KvCache(model.shape, kv_bytes, model.kv_dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its weights."""
-        return self._model.nbytes
-
-    def propose(
-        self, text: Sequence[int], count: int, sampling: Sampling, position: int
-    ) -> tuple[int, ...]:
-        """`count` tokens that may follow `text`; the first is at index `position` of prompt and
-        output. None where the text is too long for this model or not of its vocabulary."""
+    def propose(self, text: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
+        """`count` tokens that may follow `text`, prompt and output of a job. None where the text is
+        too long for this model or not of its vocabulary, and none yet where much of it is new: then
+        this reads a chunk of it, as more would keep the next keystroke waiting."""
         if len(text) + count > self._model.shape.context or max(text) >= self._vocabulary:
             return ()
         kv = self._cache.acquire(text[:-1], len(text) + count)
         assert kv is not None  # only jobs that spare others are refused
         try:
             kv.cut(kv.line)
+            waiting = list(text[kv.line : kv.line + CHUNK])
+            rows = self._model.forward(waiting, kv, 1)
+            kv.extend(waiting)
+            if kv.line < len(text):
+                return ()
             tokens: list[int] = []
-            waiting = list(text[kv.line :])
             while True:
-                chunk, waiting = waiting[:CHUNK], waiting[CHUNK:]
-                rows = self._model.forward(chunk, kv, 0 if waiting else 1)
-                kv.extend(chunk)
-                if waiting:
-                    continue
-                token, _ = choose(
-                    rows[-1, : self._vocabulary].numpy(), sampling, position + len(tokens)
-                )
-                tokens.append(token)
+                row = rows[-1, : self._vocabulary].numpy()
+                tokens.append(choose(row, sampling, len(text) + len(tokens))[0])
                 if len(tokens) == count:
                     return tuple(tokens)
-                waiting = [token]
+                rows = self._model.forward(tokens[-1:], kv, 1)
+                kv.extend(tokens[-1:])
         finally:
             self._cache.release(kv)
-
-
-def truncated(model: Llama, layers: int) -> Llama:
-    """The model without its last layers: a poor draft, but one that every model brings along."""
-    weights = replace(model.weights, layers=model.weights.layers[:layers])
-    return Llama(replace(model.shape, layers=layers), weights, model.native)
 
 
 def check_vocabulary(target: Path, draft: Path) -> None:

@@ -7,6 +7,7 @@ any other is forgotten.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from completion_ls.decode.draft_length import LONG, MOST, DraftLength, PassCost,
 from completion_ls.decode.lookup import Lookup, Recent
 from completion_ls.engines.contract import Job
 from completion_ls.engines.draft_model import DraftModel
+
+_log = logging.getLogger(__name__)
 
 TRUSTED = 2
 """A draft that was looked up goes before the draft model's from this match on."""
@@ -47,7 +50,7 @@ class Drafts:
         # Who asks for a fresh answer has had it before, and will have it again.
         recent = Recent() if job.fresh else self._recent
         found = recent.lookup(job.document, prompt) if self._lookup else None
-        return JobDrafts(self, job, list(prompt), found)
+        return JobDrafts(self, job, list(prompt) if self._model else [], found)
 
     def propose(self, drafts: JobDrafts, most: int) -> tuple[Trust, tuple[int, ...]] | None:
         """The best draft of at most `most` tokens; None where none pays."""
@@ -57,15 +60,18 @@ class Drafts:
         found = drafts.lookup.propose(most) if drafts.lookup else None
         if found and (found.match >= TRUSTED or self._model is None):
             trust = Trust(found.source, found.match)
-            count = self._length.choose(trust, len(found.tokens))
-            return (trust, found.tokens[:count]) if count else None
+            if count := self._length.choose(trust, len(found.tokens)):
+                return trust, found.tokens[:count]
         if self._model:
             trust = Trust(MODEL, LONG)
             count = self._length.choose(trust, most, self._model.cost)
             if count:
-                tokens = self._model.propose(
-                    drafts.text, count, drafts.job.sampling, len(drafts.text)
-                )
+                try:
+                    tokens = self._model.propose(drafts.text, count, drafts.job.sampling)
+                except Exception as error:  # a guess must never cost an answer
+                    _log.warning("the draft model failed and is left out: %s", type(error).__name__)
+                    self._model = None
+                    return None
                 return (trust, tokens) if tokens else None
         return None
 
@@ -83,7 +89,7 @@ class JobDrafts:
     drafts: Drafts
     job: Job
     text: list[int]
-    """What the output is put behind, and the output so far."""
+    """For a draft model: what the output is put behind, and the output so far."""
     lookup: Lookup | None
     _trust: Trust | None = None
     _tokens: tuple[int, ...] = ()
@@ -107,9 +113,14 @@ class JobDrafts:
                 self._accepted += right
                 if not right or self._accepted == len(self._tokens):
                     self._settle(self._accepted + (not right))
-        self.text += tokens
-        if self.lookup and self.job.max_new_tokens > 1:  # or nobody will see them
+        if self.text:
+            self.text += tokens
+        if self.lookup:
             self.lookup.extend(tokens)
+
+    def end(self, *, stopped: bool) -> None:
+        """The job has ended; if it `stopped`, with a token that is no part of the output."""
+        self._settle(self._accepted + (stopped and self._accepted < len(self._tokens)))
 
     def _settle(self, checked: int) -> None:
         if self._trust and checked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,15 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from completion_ls.engines.compiled import Compiled
+from completion_ls.engines.linear import Float32Linear
 from completion_ls.engines.model import KvStore
 from completion_ls.engines.native import Native
 from completion_ls.engines.shape import LlamaShape, read_shape
 from completion_ls.engines.tree import View
 from completion_ls.engines.weight_cache import load_weights
 from completion_ls.engines.weights import LayerWeights, LlamaWeights, WeightKind
+
+_log = logging.getLogger(__name__)
 
 
 class Llama:
@@ -33,8 +37,13 @@ class Llama:
         self.native = native
         self._compiled = Compiled.of(shape, weights, native) if native else None
         self.kv_dtype = torch.bfloat16 if self._compiled else torch.float32
-        """Rounded to 16 bits, the smallest difference in a sum may
-        become one that matters, and only the compiled sums are the same in every pass."""
+        """Of keys and values. Rounding to 16 bits makes more of a small difference in a sum, so it is
+        for sums that are the same in every pass."""
+        if self._compiled is None and not isinstance(weights.head, Float32Linear):
+            _log.warning(
+                "There is no compiled code for this model on this machine (a C compiler is needed, and "
+                'heads of a multiple of 16), so it is slow; engine.weights = "float32" may be faster.'
+            )
 
     @classmethod
     def read(
@@ -79,7 +88,7 @@ class Llama:
             q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
             if logits_of == 0 and layer is self.weights.layers[-1]:
                 return x.new_empty(0, self.shape.vocabulary)
-            seen = cache[:, None, :, : past + count].float()
+            seen = cache[:, None, :, : past + count]
             x += layer.out(self._attend(q, seen, mask))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x += layer.down(silu(gate).mul_(up))

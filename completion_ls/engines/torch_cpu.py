@@ -67,6 +67,8 @@ class _Running:
     """The slots of what is left of the present draft, ..."""
     first_guess: int = 0
     """... and from where on there are only slots of drafts."""
+    stopped: bool = False
+    """A stop token came."""
 
     @property
     def prefilled(self) -> bool:
@@ -117,18 +119,20 @@ class TorchCpuEngine:
     ) -> TorchCpuEngine:
         """Read a Hugging Face folder (config.json and safetensors) as `settings.weights` says.
 
-        `max_context` lowers the model's own limit of tokens per job. A tokenizer.json is needed only
-        for jobs with an unfinished word and for a draft model, whose folder is `draft_folder`. Sets
-        torch's thread count for the whole process. Raises ValueError (a sentence) when a folder
-        cannot be served.
+        `max_context` lowers the model's own limit of tokens per job. Without a tokenizer.json there
+        are no jobs with an unfinished word. The draft model is in `draft_folder`. Sets torch's
+        thread count for the whole process. Raises ValueError (a sentence) when a folder cannot be
+        served.
         """
         native = load_native()
         model = _read(folder, settings, native)
-        if settings.threads:
-            model.use_threads(settings.threads)
+        guesses = draft.max_tokens > 0 and (draft.lookup or draft_folder is not None)
         drafts = None
-        if draft.max_tokens or not settings.threads:
+        if guesses or not settings.threads:
             speed = speed_of(model, folder, settings.threads)
+        else:
+            model.use_threads(settings.threads)
+        if guesses:
             guessing = None
             if draft_folder:
                 check_vocabulary(folder, draft_folder)
@@ -188,7 +192,10 @@ class TorchCpuEngine:
     def cancel(self, job_id: int) -> None:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
         running = self._jobs.pop(job_id, None)
+        if running is not None and running.drafts:
+            running.drafts.end(stopped=running.stopped)
         if running is not None and running.kv is not None:
+            self._drop_guesses(running, running.kv)
             if running.job.fresh:  # nobody types there
                 self._cache.discard(running.kv)
             else:
@@ -278,7 +285,7 @@ class TorchCpuEngine:
         if kv.line < base:
             return _event(running)
         running.tip = base - 1
-        if self._drafts:
+        if self._drafts and running.job.max_new_tokens > 1:
             running.drafts = self._drafts.of(running.job, prompt[:base])
         if running.job.unfinished:
             return self._cover(running, kv, running.job.unfinished)
@@ -356,9 +363,10 @@ class TorchCpuEngine:
         assert kv is not None
         last = running.output[-1]
         slot = kv.after(running.tip, last)
-        if running.guesses and slot != (guess := running.guesses.pop(0)):
-            kv.drop(max(guess, running.first_guess))
-            running.guesses.clear()
+        if running.guesses and slot == running.guesses[0]:
+            del running.guesses[0]
+        else:
+            self._drop_guesses(running, kv)
         if slot is None or slot not in kv.rows:
             self._guess(running, kv, last)
             slot = kv.after(running.tip, last)
@@ -372,7 +380,8 @@ class TorchCpuEngine:
         types, the word as it was typed: the next keystroke, if it is not the one that is foreseen
         here, most likely goes on from there."""
         prompt, base = running.job.prompt, running.base
-        ahead = [] if running.lane is Lane.BACKGROUND else [(base - 1, prompt[base:])]
+        is_typed = running.lane is not Lane.BACKGROUND and len(prompt) - base <= SHORT
+        ahead = [(base - 1, prompt[base:])] if is_typed else []
         left = running.job.max_new_tokens - self._produced(running)
         draft = running.drafts.propose(left - 1) if running.drafts else ()
         start = kv.length
@@ -382,6 +391,14 @@ class TorchCpuEngine:
         guessed = sum(slot >= start for slot in running.guesses)
         running.first_guess = kv.length - guessed
         self._count(running, grown - guessed - 1)
+
+    def _drop_guesses(self, running: _Running, kv: KvSequence) -> None:
+        """Forget what is left of a draft, but for the token that was chosen last."""
+        guesses, running.guesses = running.guesses, []
+        if guesses and kv.after(running.tip, running.output[-1]) == guesses[0]:
+            del guesses[0]
+        if guesses:
+            kv.drop(max(guesses[0], running.first_guess))
 
     def _count(self, running: _Running, prompt_tokens: int) -> None:
         running.computed += prompt_tokens
@@ -422,6 +439,7 @@ class TorchCpuEngine:
         position = running.base + len(running.output)
         token, logprob = choose(logits.numpy(), job.sampling, position)
         if token in job.stop_token_ids:
+            running.stopped = True
             return _event(running, finish=Finish.STOP, stop_logprob=logprob)
         self._note(running, (token,))
         return _event(running, (token,), (logprob,), self._full(running))
@@ -442,7 +460,9 @@ def _read(folder: Path, settings: EngineSettings, native: Native | None) -> Mode
     try:
         return Llama.read(folder, settings.weights, native)
     except UnknownModel as error:
-        _log.info("%s; transformers computes it, in float32", error)
+        _log.warning(
+            "%s It is left to transformers, in float32, whatever engine.weights says.", error
+        )
     from completion_ls.engines.transformers_model import TransformersModel
 
     return TransformersModel.read(folder)

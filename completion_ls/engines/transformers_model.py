@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from completion_ls.engines.model import KvStore
-from completion_ls.engines.tree import View
+from completion_ls.engines.tree import KvSequence, View
+
+_log = logging.getLogger(__name__)
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How the names of such architectures end."""
@@ -37,6 +40,7 @@ class TransformersModel:
     kv_dtype = torch.float32
 
     def __init__(self, model: Any) -> None:
+        """Raises ValueError or what transformers raises where it is not such a model."""
         self._model = model.eval()
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -52,6 +56,16 @@ class TransformersModel:
             head_dim=layers[0][1],
         )
         self._takes_count = "logits_to_keep" in parameters
+        if self.shape.context < config.max_position_embeddings:
+            _log.warning(
+                "The model's attention reaches %d tokens far, so its context is that and not %d.",
+                self.shape.context,
+                config.max_position_embeddings,
+            )
+        # What is asked for later is tried here: a token that does not see the one before it.
+        heads, size = layers[0]
+        kv = KvSequence([torch.zeros(2, heads, 2, size) for _ in layers])
+        self.forward([0, 0], kv, 1, View([0, 0], 0, [[0], [1]]))
 
     @classmethod
     def read(cls, folder: Path) -> TransformersModel:
@@ -74,7 +88,7 @@ class TransformersModel:
                     use_safetensors=True,
                 )
             )
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        except Exception as error:  # each model raises what it likes
             raise ValueError(
                 f"The CPU engine does not know the architecture {names[0]} of {folder}, and "
                 f"transformers {transformers.__version__} cannot compute it either ({error})."

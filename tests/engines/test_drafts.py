@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from completion_ls.bench.acceptance import truncated
 from completion_ls.config.settings import EngineSettings
 from completion_ls.decode.draft_length import PassCost
 from completion_ls.decode.sampling import candidates
 from completion_ls.engines.contract import Job, Sampling
-from completion_ls.engines.draft_model import DraftModel, truncated
+from completion_ls.engines.draft_model import DraftModel
 from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
@@ -34,8 +35,8 @@ class OftenRight(DraftModel):
     def propose(
         self, text: object, count: int, sampling: Sampling, position: int
     ) -> tuple[int, ...]:
-        tokens = super().propose(text, count, sampling, position)
-        places = range(position, position + count)
+        tokens = super().propose(text, count, sampling)
+        places = range(len(text), len(text) + count)
         return tuple(
             (t + ((n + sampling.seed) % 3 == 0)) % 97 for t, n in zip(tokens, places, strict=True)
         )
