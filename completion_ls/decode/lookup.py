@@ -25,8 +25,6 @@ MOST_PLACES = 16
 """So many places of a text are compared for one proposal, most recent first."""
 MOST_GHOSTS = 4
 """So many suggestions of a document are kept."""
-GHOST = 4
-"""Shorter ones are not: keys in quick succession would drive out one that has something to give."""
 MOST_TEXT = 8192
 """Of a longer prompt only the end is looked through: at most so many tokens, ..."""
 TEXT_STEP = 2048
@@ -174,15 +172,13 @@ class Lookup:
         self._prompt = prompt
         self._read = False
         self._own = TextIndex(prompt[-LONGEST:])
-        self._produced = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Note tokens of the output; the later jobs of the document look through them, too."""
         ghosts = self._recent._get(self._key).ghosts
-        self._own.extend(tokens)
-        self._produced += len(tokens)
-        if self._produced >= GHOST and self._own not in ghosts:
+        if self._own not in ghosts:
             ghosts.appendleft(self._own)
+        self._own.extend(tokens)
 
     def propose(self, most: int) -> Proposal | None:
         """What may come next, up to `most` tokens; None where nothing is known.

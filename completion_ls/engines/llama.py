@@ -88,7 +88,7 @@ class Llama:
             q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
             if logits_of == 0 and layer is self.weights.layers[-1]:
                 return x.new_empty(0, self.shape.vocabulary)
-            seen = cache[:, None, :, : past + count]
+            seen = cache[:, None, :, : past + count].float()
             x += layer.out(self._attend(q, seen, mask))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x += layer.down(silu(gate).mul_(up))

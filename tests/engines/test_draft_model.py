@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from completion_ls.bench.acceptance import truncated
 from completion_ls.config.settings import EngineSettings
 from completion_ls.engines.contract import Job, Sampling
-from completion_ls.engines.draft_model import DraftModel, check_vocabulary, truncated
+from completion_ls.engines.draft_model import DraftModel, check_vocabulary
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import load_native
 from completion_ls.engines.torch_cpu import TorchCpuEngine
@@ -79,7 +80,8 @@ def test_it_guesses_what_it_would_choose_as_the_target(
     for which, length, other, wanted in questions:
         text = (header + document(which, 200))[:length] + document(length, other)
         sampling = Sampling(heat, top_p=0.9, seed=which)
-        got = draft.propose(text, wanted, sampling, len(text))
+        while not (got := draft.propose(text, wanted, sampling)):
+            pass  # it reads a long text chunk by chunk
         assert list(got) == as_target(model, text, wanted, sampling)
 
 
@@ -87,30 +89,18 @@ def test_it_goes_on_from_its_own_guesses(read: Callable) -> None:
     model = read("qwen3", "int8")
     draft, text = DraftModel(model), document(1, 40)
     sampling = Sampling(0.8, seed=3)
-    whole = draft.propose(text, 20, sampling, 40)
+    whole = draft.propose(text, 20, sampling)
     for length in range(1, 20):
-        rest = draft.propose((*text, *whole[:length]), 20 - length, sampling, 40 + length)
+        rest = draft.propose((*text, *whole[:length]), 20 - length, sampling)
         assert rest == whole[length:]
 
 
-def test_the_position_decides_what_is_drawn(read: Callable) -> None:
-    model = read("qwen3", "int8")
-    text = document(1, 40)
-    drawn = {DraftModel(model).propose(text, 8, Sampling(1.5), place) for place in range(40, 50)}
-    assert len(drawn) > 1
-
-
-def test_memory_is_bounded_and_a_text_larger_than_it_is_served(
-    read: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("completion_ls.engines.draft_model.KV_BYTES", 2**16)
+def test_memory_is_bounded_and_a_text_larger_than_it_is_served(read: Callable) -> None:
     model = read("heads-of-16", "int8")
-    draft = DraftModel(model)
+    draft = DraftModel(model, kv_bytes=2**16)
     for number in range(4):
-        text = document(number, 300)
-        assert list(draft.propose(text, 3, Sampling(), 300)) == as_target(
-            model, text, 3, Sampling()
-        )
+        text = document(number, 100)
+        assert list(draft.propose(text, 3, Sampling())) == as_target(model, text, 3, Sampling())
         assert draft._cache.nbytes <= 2**16
 
 

@@ -1,7 +1,7 @@
 """Drafts change how many passes a text takes, and nothing of the text."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
@@ -32,14 +32,11 @@ _ids = count(1)
 class OftenRight(DraftModel):
     """Guesses as the model itself, but for every third token."""
 
-    def propose(
-        self, text: object, count: int, sampling: Sampling, position: int
-    ) -> tuple[int, ...]:
+    def propose(self, text: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
         tokens = super().propose(text, count, sampling)
-        places = range(len(text), len(text) + count)
-        return tuple(
-            (t + ((n + sampling.seed) % 3 == 0)) % 97 for t, n in zip(tokens, places, strict=True)
-        )
+        places = range(len(text), len(text) + len(tokens))
+        wrong = ((place + sampling.seed) % 3 == 0 for place in places)
+        return tuple((token + add) % 97 for token, add in zip(tokens, wrong, strict=True))
 
 
 class Engines:
