@@ -65,6 +65,8 @@ class TextJob:
     text: Detokenizer
     unawaited: bool
     output: Output = field(default_factory=Output)
+    unsent: tuple[float, ...] = ()
+    """Log probabilities of tokens that no chunk has had yet."""
     generated: int = 0
     first_token_ms: float = 0.0
     has_text: bool = False
@@ -319,6 +321,7 @@ class Worker(threading.Thread):
                 self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
         job.generated += len(event.tokens)
         job.output += event
+        job.unsent += event.logprobs
         text = job.text.add(event.tokens, last=event.finish is not None)
         finish = str(event.finish) if event.finish else ""
         if job.request.stop_at_line and "\n" in text:
@@ -332,8 +335,13 @@ class Worker(threading.Thread):
             self.statistics.awaited_without_pass += not job.unawaited and not job.passes
         if text:
             chunk = Chunk(
-                id=job.request.id, text=text, reused=event.reused, computed=event.computed
+                id=job.request.id,
+                text=text,
+                reused=event.reused,
+                computed=event.computed,
+                logprobs=job.unsent,
             )
+            job.unsent = ()
             self._send(job.peer, chunk)
         if finish:
             self._forget(event.job_id)

@@ -94,6 +94,8 @@ class Covering:
     vocabulary: Vocabulary
     sampling: Sampling
     position: int
+    banned: frozenset[int] = frozenset()
+    """Tokens that are not chosen, though they may follow all of r."""
 
     def choose(self) -> Covered:
         """The most probable sequence at temperature 0, otherwise one drawn with noise that depends
@@ -169,6 +171,8 @@ class Covering:
         # Behind all of r anything may follow, a special token such as the end of the text, too.
         ids = self.vocabulary.beyond(one.rest) if one.rest else np.arange(len(logits))
         ids = ids[ids < len(logits)]
+        if self.banned:
+            ids = ids[~np.isin(ids, list(self.banned))]
         weights = one.weight + tempered[ids].astype(np.float64)
         nodes.append(Node(one.branch, one.path, one.weight, logprobs, ids, weights))
         return [

@@ -19,10 +19,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _WORD = (1 << 64) - 1
 
 
-def choose(logits: Floats, sampling: Sampling, position: int) -> tuple[int, float]:
+def choose(
+    logits: Floats, sampling: Sampling, position: int, banned: frozenset[int] = frozenset()
+) -> tuple[int, float]:
     """The token at index `position` of prompt + output, and its natural-log probability.
 
-    `logits` is one row, [vocabulary]. The probability is that of the unmodified logits. Raises
+    `logits` is one row, [vocabulary]. The probability is that of the unmodified logits; `banned`
+    tokens are not chosen. Raises
     ValueError when there is no usable largest logit (NaN or infinity from a broken model).
     """
     largest = logits.max()
@@ -31,8 +34,12 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> tuple[int, floa
             "The model's logits are not finite numbers; its weights are probably damaged. "
             "Fetch the model again."
         )
+    allowed = logits
+    if banned:
+        allowed = logits.copy()
+        allowed[[token for token in banned if token < len(logits)]] = -np.inf
     greedy = sampling.temperature <= 0
-    token = int(logits.argmax()) if greedy else _draw(logits, sampling, position)
+    token = int(allowed.argmax()) if greedy else _draw(allowed, sampling, position)
     total = np.exp(logits - largest).sum(dtype=np.float64)
     return token, float(logits[token] - largest) - float(np.log(total))
 

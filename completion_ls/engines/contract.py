@@ -70,6 +70,8 @@ class Job:
     prompt: tuple[int, ...]
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
+    min_new_tokens: int = 0
+    """No stop token is chosen before so many tokens were."""
     sampling: Sampling = Sampling()
     lane: Lane = Lane.KEY
     unfinished: Unfinished | None = None

@@ -332,6 +332,7 @@ class TorchCpuEngine:
             vocabulary=self._vocabulary,
             sampling=job.sampling,
             position=base,
+            banned=self._banned(running),
         ).choose()
         tokens = covered.tokens
         self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
@@ -352,7 +353,12 @@ class TorchCpuEngine:
 
     def _produced(self, running: _Running) -> int:
         """Tokens of the output; an unfinished word counts as one."""
-        return len(running.output) - running.first_tokens + 1
+        return len(running.output) - running.first_tokens + 1 if running.output else 0
+
+    def _banned(self, running: _Running) -> frozenset[int]:
+        """Stop tokens, as long as the job must not stop."""
+        enough = self._produced(running) >= running.job.min_new_tokens
+        return frozenset() if enough else running.job.stop_token_ids
 
     def _full(self, running: _Running) -> Finish | None:
         """LENGTH when the job has what it asked for."""
@@ -437,7 +443,8 @@ class TorchCpuEngine:
     def _produce(self, running: _Running, logits: torch.Tensor) -> Event:
         job = running.job
         position = running.base + len(running.output)
-        token, logprob = choose(logits.numpy(), job.sampling, position)
+        banned = self._banned(running)
+        token, logprob = choose(logits.numpy(), job.sampling, position, banned)
         if token in job.stop_token_ids:
             running.stopped = True
             return _event(running, finish=Finish.STOP, stop_logprob=logprob)

@@ -73,7 +73,7 @@ class Generator:
             if suggestion.lane != lane:
                 engine.promote(answer)
             async for chunk in answer:
-                suggestion.add(chunk.text)
+                suggestion.add(chunk.text, chunk.logprobs)
                 if suggestion.finished:
                     break
                 if suggestion.strayed():

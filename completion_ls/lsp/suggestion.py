@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,8 @@ class Suggestion:
     max_lines: int
     lane: Lane
     raw: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    """Of each token that the model gave, the natural-log probability under the model itself."""
     finished: bool = False
     """It is complete: by the rules, or because the model ended it."""
     failure: EngineFailed | None = None
@@ -55,9 +58,10 @@ class Suggestion:
         """Whether it has, or will have, an answer."""
         return not self.ended and not self.failure
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, logprobs: Sequence[float] = ()) -> None:
         """Take more of the model's text, up to where the suggestion is complete."""
         self.raw += text
+        self.logprobs += logprobs
         if not self.start.before_line.strip():
             # On a blank line the model may leave that line as it is and go on below; the user
             # stands on it to write there.

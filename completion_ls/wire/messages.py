@@ -122,13 +122,15 @@ class Ready(Message):
 
 
 class Chunk(Message):
-    """More text of a job. `reused` and `computed` count its prompt tokens."""
+    """More text of a job. `reused` and `computed` count its prompt tokens. `logprobs` are the
+    natural-log probabilities, under the model itself, of the tokens since the chunk before."""
 
     type: Literal["chunk"] = "chunk"
     id: int
     text: str
     reused: int
     computed: int
+    logprobs: tuple[float, ...] = ()
 
 
 class Done(Message):

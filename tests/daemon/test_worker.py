@@ -15,7 +15,7 @@ from completion_ls.daemon.worker import Outgoing, Published, Worker
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.prompt.build import ALMOST
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Complete, Done, Error
+from completion_ls.wire.messages import Chunk, Complete, Done, Error
 from support.tiny_model import write_tiny_model
 
 LINES = [f"value_{n} = add(values[{n}], {n * n})\n" for n in range(60)]
@@ -81,6 +81,19 @@ def test_the_next_line_is_computed_ahead(running: Running, ahead: bool) -> None:
         running.idle()
     assert (most <= ALMOST + 4) is ahead
     assert (running.figures()["engine_seconds_background"] > 0) is ahead
+
+
+def test_every_token_comes_with_its_probability(running: Running) -> None:
+    id = running.submit(LINES[0], max_tokens=12)
+    logprobs: list[float] = []
+    while True:
+        match running.published.get(timeout=60):
+            case Outgoing(message=Chunk() as chunk) if chunk.id == id:
+                logprobs += chunk.logprobs
+            case Outgoing(message=Done() as done) if done.id == id:
+                break
+    assert len(logprobs) == done.generated == 12
+    assert all(-100 < logprob <= 0 for logprob in logprobs)
 
 
 def test_work_aside_that_fails_ends_nothing(

@@ -282,6 +282,17 @@ def test_a_stop_token_ends_the_job_and_is_not_part_of_it(engine: Engine) -> None
     assert answer.finish is Finish.STOP
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 0.95, 0, 3)])
+def test_a_stop_token_has_to_wait_for_the_minimum(engine: Engine, sampling: Sampling) -> None:
+    text = document(1, 50)
+    whole = run(engine, job(text, 20, sampling=sampling)).tokens
+    stops = frozenset({whole[0], whole[3]})
+    held = run(engine, job(text, 20, sampling=sampling, stop_token_ids=stops, min_new_tokens=6))
+    assert len(held.tokens) >= 6
+    assert not stops & set(held.tokens)
+    assert run(engine, job(text, 20, sampling=sampling, stop_token_ids=stops)).tokens == []
+
+
 def test_a_job_that_fills_the_context_is_served_and_a_longer_one_refused(
     load_engine: Callable[..., Engine], tiny: Callable
 ) -> None:
