@@ -65,7 +65,7 @@ class TextJob:
     text: Detokenizer
     unawaited: bool
     output: Output = field(default_factory=Output)
-    unsent: tuple[float, ...] = ()
+    unsent: list[float] = field(default_factory=list)
     """Log probabilities of tokens that no chunk has had yet."""
     generated: int = 0
     first_token_ms: float = 0.0
@@ -341,7 +341,7 @@ class Worker(threading.Thread):
                 computed=event.computed,
                 logprobs=job.unsent,
             )
-            job.unsent = ()
+            job.unsent = []
             self._send(job.peer, chunk)
         if finish:
             self._forget(event.job_id)

@@ -130,7 +130,7 @@ class Chunk(Message):
     text: str
     reused: int
     computed: int
-    logprobs: tuple[float, ...] = ()
+    logprobs: list[float] = []
 
 
 class Done(Message):

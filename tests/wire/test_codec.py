@@ -103,3 +103,8 @@ def test_an_unknown_type_is_told_from_a_bad_field() -> None:
 def test_a_message_over_the_limit_is_not_sent() -> None:
     with pytest.raises(codec.MessageError, match="bytes"):
         codec.encode(Chunk(id=1, text="x" * codec.MAX_FRAME, reused=0, computed=0))
+
+
+def test_a_chunk_with_probabilities_comes_through() -> None:
+    chunk = Chunk(id=1, text="a", reused=0, computed=1, logprobs=[-0.5, -2.25])
+    assert codec.decode(codec.encode(chunk)[4:], codec.daemon_messages) == chunk
