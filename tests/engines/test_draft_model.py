@@ -22,6 +22,8 @@ from completion_ls.engines.native import load_native
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.long
+
 MODELS = ["heads-of-16", "qwen3"]
 KINDS = ["int8", "int4", "bf16"]
 _ids = count(1)

@@ -22,6 +22,8 @@ from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import load_native
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 
+pytestmark = pytest.mark.long
+
 FREE = PassCost(((1, 1.0), (17, 1.0)))
 """Passes whose width costs nothing: as much is guessed as may be."""
 TOKENS = 24

@@ -920,6 +920,8 @@ def test_products_of_bytes_are_exact_on_older_processors(isa: str) -> None:
 import torch
 from completion_ls.engines.linear import Int8Linear, _product_of_bytes
 from completion_ls.engines.native import load_native
+
+pytestmark = pytest.mark.long
 torch.manual_seed(1)
 for rows, outputs, inputs in ((1, 64, 64), (40, 100, 48), (70, 192, 1536)):
     a = torch.randint(-128, 128, (rows, inputs), dtype=torch.int8)
