@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from completion_ls.bench.quality import logits
 from completion_ls.decode.sampling import candidates, choose
 from completion_ls.engines.contract import Sampling
-from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 
 OTHER_NOISE = 1 << 32
@@ -42,7 +42,7 @@ def acceptance(
 ) -> list[Acceptance]:
     """At the last `places` of each text both the target and each draft draw what comes next."""
     say("asking the model")
-    targets = [_rows(model, text, places) for text in texts]
+    targets = [logits(model, text, places).numpy() for text in texts]
     found = []
     for count in layers:
         say(f"asking its first {count} layers")
@@ -50,7 +50,9 @@ def acceptance(
         shares = [
             _compare(row, own, sampling, len(text) - places + place)
             for text, rows in zip(texts, targets, strict=True)
-            for place, (row, own) in enumerate(zip(rows, _rows(draft, text, places), strict=True))
+            for place, (row, own) in enumerate(
+                zip(rows, logits(draft, text, places).numpy(), strict=True)
+            )
         ]
         means = map(float, np.array(shares).mean(0))
         found.append(Acceptance(count, model.shape.layers, len(shares), *means))
@@ -69,9 +71,7 @@ def _compare(
     sampling: Sampling,
     position: int,
 ) -> tuple[float, float, float, float]:
-    other = Sampling(
-        sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed + OTHER_NOISE
-    )
+    other = replace(sampling, seed=sampling.seed + OTHER_NOISE)
     token = choose(target, sampling, position)[0]
     p, q = _chances(target, sampling), _chances(draft, sampling)
     return (
@@ -88,10 +88,3 @@ def _chances(logits: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray
     chances = np.zeros(len(logits))
     chances[ids] = weights / weights.sum()
     return chances
-
-
-def _rows(model: Llama, text: Sequence[int], places: int) -> npt.NDArray[np.float32]:
-    """Logits [places, vocabulary] behind the last tokens of a text."""
-    kv = KvCache(model.shape, 0, model.kv_dtype).acquire(text, len(text))
-    assert kv is not None
-    return model.forward(text, kv, places).numpy()

@@ -67,12 +67,10 @@ class Compiled:
             qkv = block.qkv(x, block.attention_norm, self.eps)
             y = block.attend(qkv, cos, sin, cache, past, seen)
             if block is self.blocks[-1]:  # from here on only what is asked for
-                x, y = x[len(x) - logits_of :], y[len(y) - logits_of :]
                 if logits_of == 0:
-                    break
+                    return x.new_empty(0, self.head.outputs)
+                x, y = x[-logits_of:], y[-logits_of:]
             block.out(y, add_to=x)
             gate_up = block.gate_up(x, block.mlp_norm, self.eps)
             block.down(gate_up, gated=True, add_to=x)
-        if logits_of == 0:
-            return x.new_empty(0, self.head.outputs)
         return self.head(x, self.norm, self.eps)

@@ -118,7 +118,7 @@ class JobDrafts:
         if self.lookup:
             self.lookup.extend(tokens)
 
-    def end(self, *, stopped: bool) -> None:
+    def end(self, *, stopped: bool = False) -> None:
         """The job has ended; if it `stopped`, with a token that is no part of the output."""
         self._settle(self._accepted + (stopped and self._accepted < len(self._tokens)))
 

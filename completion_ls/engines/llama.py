@@ -75,8 +75,7 @@ class Llama:
     ) -> Tensor:
         """As `Model.forward`."""
         past, count = kv.length, len(tokens)
-        if view is None:
-            view = View(list(range(past, past + count)), past, None)
+        view = view or View.line(past, count)
         x = self.weights.embedding.rows(torch.tensor(tokens))
         cos, sin = self._rotation(view.positions)
         if self._compiled:

@@ -102,9 +102,8 @@ class Native:
         fields: dict[str, float | int | None] = {}
         match layer:
             case Int8Linear():
-                fields = {
-                    "kind": INT8, "limit": layer.limit, "scale": layer.scale.data_ptr(),
-                }  # fmt: skip
+                scale = layer.scale.data_ptr()
+                fields = {"kind": INT8, "limit": layer.limit, "scale": scale}
             case Int4Linear():
                 fields = {"kind": INT4, "pairs": layer.pairs.data_ptr()}
             case Bf16Linear() if layer.inputs % LANES == 0:
@@ -153,7 +152,7 @@ class NativeLinear:
         With a `norm` [inputs] x goes through the RMS norm first; if it is `gated`, through silu of
         its first half times its second ([rows, 2 * inputs])."""
         rows = len(x)
-        out = x.new_empty(rows, self._fields.outputs) if add_to is None else add_to
+        out = x.new_empty(rows, self.outputs) if add_to is None else add_to
         made_of = self._address, x.data_ptr(), rows, _address(norm), eps, gated
         is_wide = rows > FEW and isinstance(self._layer, Int8Linear)
         if not is_wide or not bytes_multiply_exactly():
@@ -161,7 +160,7 @@ class NativeLinear:
                 raise MemoryError
             return out
         # Sums of whole numbers are exact, so this gives the same.
-        whole = torch.empty(2 * rows, self._fields.inputs, dtype=torch.int8)
+        whole = torch.empty(2 * rows, self._layer.inputs, dtype=torch.int8)
         unit = x.new_empty(rows)
         self._library.before(*made_of, whole.data_ptr(), unit.data_ptr())
         sums = torch._int_mm(whole, self._layer.weight.t())

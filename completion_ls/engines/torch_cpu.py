@@ -67,8 +67,6 @@ class _Running:
     """The slots of what is left of the present draft, ..."""
     first_guess: int = 0
     """... and from where on there are only slots of drafts."""
-    stopped: bool = False
-    """A stop token came."""
 
     @property
     def prefilled(self) -> bool:
@@ -193,7 +191,7 @@ class TorchCpuEngine:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
         running = self._jobs.pop(job_id, None)
         if running is not None and running.drafts:
-            running.drafts.end(stopped=running.stopped)
+            running.drafts.end()
         if running is not None and running.kv is not None:
             self._drop_guesses(running, running.kv)
             if running.job.fresh:  # nobody types there
@@ -223,6 +221,8 @@ class TorchCpuEngine:
                 self._cache.discard(running.kv)
             raise JobFailed(running.job.id, error) from error
         if event.finish is not None:
+            if event.finish is Finish.STOP and running.drafts:
+                running.drafts.end(stopped=True)
             self.cancel(running.job.id)
         return [event]
 
@@ -446,7 +446,6 @@ class TorchCpuEngine:
         banned = self._banned(running)
         token, logprob = choose(logits.numpy(), job.sampling, position, banned)
         if token in job.stop_token_ids:
-            running.stopped = True
             return _event(running, finish=Finish.STOP, stop_logprob=logprob)
         self._note(running, (token,))
         return _event(running, (token,), (logprob,), self._full(running))

@@ -109,8 +109,7 @@ class TransformersModel:
     ) -> Tensor:
         """As `Model.forward`."""
         past, count = kv.length, len(tokens)
-        if view is None:
-            view = View(list(range(past, past + count)), past, None)
+        view = view or View.line(past, count)
         mask = view.mask()
         if mask is None:
             mask = torch.zeros(count, past + count)

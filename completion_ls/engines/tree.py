@@ -52,6 +52,11 @@ class View:
     paths: list[list[int]] | None
     """... the slots of the rest of each, itself included. None: each sees all slots before it."""
 
+    @classmethod
+    def line(cls, past: int, count: int) -> View:
+        """That of `count` tokens which follow a line of `past`, one after the other."""
+        return cls(list(range(past, past + count)), past, None)
+
     def mask(self) -> Tensor | None:
         """The same as [new tokens, slots + new tokens] to be added to scores; None: nothing is
         hidden."""
@@ -178,8 +183,9 @@ class KvSequence:
         common = min(forks, default=self.length)
         pairs = list(zip(forks, branches, strict=True))
         positions = [fork + len(branch) - 1 for fork, branch in pairs]
-        if positions == list(range(self.length, self.length + len(nodes))):
-            return View(positions, self.length, None)
+        line = View.line(self.length, len(nodes))
+        if positions == line.positions:
+            return line
         paths = [[*range(common, fork), *branch] for fork, branch in pairs]
         return View(positions, common, paths)
 

@@ -39,6 +39,7 @@ from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.engines.tree import KvSequence, Node, View
 from support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.long
 KINDS = ["int8", "int4", "bf16"]
 MODELS = ["heads-of-16", "qwen3", "one-key-head"]
 KEYS = 128
@@ -921,7 +922,7 @@ import torch
 from completion_ls.engines.linear import Int8Linear, _product_of_bytes
 from completion_ls.engines.native import load_native
 
-pytestmark = pytest.mark.long
+
 torch.manual_seed(1)
 for rows, outputs, inputs in ((1, 64, 64), (40, 100, 48), (70, 192, 1536)):
     a = torch.randint(-128, 128, (rows, inputs), dtype=torch.int8)
