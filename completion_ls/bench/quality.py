@@ -24,7 +24,7 @@ class Quality:
 
 def logits(model: Llama, text: Sequence[int], places: int) -> Tensor:
     """Those behind each of the last tokens of a text, [places, vocabulary]."""
-    kv = KvCache(model.shape, 0, model.kv_dtype).acquire(text, len(text))
+    kv = KvCache(model.kv, 0).acquire(text, len(text))
     assert kv is not None
     return model.forward(text, kv, places)
 

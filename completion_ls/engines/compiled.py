@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from completion_ls.engines.native import LANES, Native, NativeAttention, NativeLinear, Seen
+from completion_ls.engines.model import KvShape
+from completion_ls.engines.native import (
+    LANES,
+    Native,
+    NativeAttention,
+    NativeLinear,
+    Seen,
+    kv_shape,
+)
 from completion_ls.engines.shape import LlamaShape
 from completion_ls.engines.tree import View
 from completion_ls.engines.weights import LlamaWeights
@@ -32,6 +40,7 @@ class Compiled:
     norm: Tensor
     head: NativeLinear
     eps: float
+    kv: KvShape
 
     @classmethod
     def of(cls, shape: LlamaShape, weights: LlamaWeights, native: Native) -> Compiled | None:
@@ -49,7 +58,7 @@ class Compiled:
             blocks.append(
                 _Block(layer.attention_norm, qkv, attend, out, layer.mlp_norm, gate_up, down)
             )
-        return cls(tuple(blocks), weights.norm, head, shape.norm_eps)
+        return cls(tuple(blocks), weights.norm, head, shape.norm_eps, kv_shape(shape))
 
     def forward(
         self,

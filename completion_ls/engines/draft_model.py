@@ -35,7 +35,7 @@ class DraftModel:
         self._model = model
         # Both may be padded, with ids that stand for nothing, and not alike.
         self._vocabulary = min(vocabulary or model.shape.vocabulary, model.shape.vocabulary)
-        self._cache = KvCache(model.shape, kv_bytes, model.kv_dtype)
+        self._cache = KvCache(model.kv, kv_bytes)
 
     def propose(self, text: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
         """`count` tokens that may follow `text`, prompt and output of a job. None where the text is

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define REST() __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define REST() __asm__ volatile("yield")
@@ -132,20 +133,6 @@ int use_threads(int threads) {
 
 /* ---- Numbers ---- */
 
-static inline float widen(uint16_t bits) { /* bfloat16 */
-    uint32_t word = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &word, 4);
-    return value;
-}
-
-static inline uint16_t narrow(float value) { /* to the nearest, of two the even one */
-    uint32_t word;
-    memcpy(&word, &value, 4);
-    if ((word & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-    return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
-}
-
 static inline float power_of_e(float x) { /* for x <= 88, to the last bits of a float */
     float n = __builtin_rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -168,9 +155,16 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+typedef int16_t HalfShorts __attribute__((vector_size(2 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+typedef int8_t TwiceBytes __attribute__((vector_size(2 * LANES)));
 typedef float Half __attribute__((vector_size(2 * LANES)));
 typedef float Quarter __attribute__((vector_size(LANES)));
+
+/* What is read soon is asked for now: alone, processors do not look far enough ahead. */
+static inline void fetch(const void *here, long ahead) { __builtin_prefetch((const char *)here + ahead); }
 
 static inline Floats load(const float *from) {
     Floats values;
@@ -194,6 +188,89 @@ static inline float total_of(Floats values) {
     return (quarter[0][0] + quarter[0][2]) + (quarter[0][1] + quarter[0][3]);
 }
 
+/* sum[i] + a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1]: compilers do not find the instruction. */
+static inline Ints add_pairs(Ints sum, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    __m256i x[2], y[2];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    x[0] = _mm256_madd_epi16(x[0], y[0]);
+    x[1] = _mm256_madd_epi16(x[1], y[1]);
+    memcpy(&a, x, sizeof a);
+    return sum + (Ints)a;
+#else
+    return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
+static inline Floats load_bytes(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    SignedBytes bytes;
+    memcpy(&bytes, from, sizeof bytes); /* in steps: GCC has no vector code for the whole way */
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(bytes, HalfShorts), Ints), Floats);
+#endif
+}
+
+static inline Shorts load_shorts(const int8_t *from) {
+#if defined(__AVX512BW__)
+    return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from));
+#else
+    TwiceBytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Shorts);
+#endif
+}
+
+/* Half of the sums that a and b consist of: the next power of two is taken together in each. */
+#define SUM_OF(bit, L) (((L) & (bit) ? LANES : 0) + ((L) & ~(2 * (bit) - 1)) + ((L) & ((bit) - 1)))
+#define LANES_OF(F, bit, add)                                                                           \
+    F(bit, 0) + add, F(bit, 1) + add, F(bit, 2) + add, F(bit, 3) + add, F(bit, 4) + add, F(bit, 5) + add, \
+        F(bit, 6) + add, F(bit, 7) + add, F(bit, 8) + add, F(bit, 9) + add, F(bit, 10) + add,             \
+        F(bit, 11) + add, F(bit, 12) + add, F(bit, 13) + add, F(bit, 14) + add, F(bit, 15) + add
+#if defined(__clang__)
+#define CHOOSE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CHOOSE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+#endif
+/* Halves of a and b, in runs of `bit` lanes: x[k] keeps its lanes without the bit and takes those of x[k + bit] for the
+ * others, and the other way round. */
+#define FIRST_OF(bit, L) ((L) & (bit) ? LANES + (L) - (bit) : (L))
+#define SECOND_OF(bit, L) ((L) & (bit) ? LANES + (L) : (L) + (bit))
+#define SWAP_FIRST(bit, a, b) CHOOSE(a, b, LANES_OF(FIRST_OF, bit, 0))
+#define SWAP_SECOND(bit, a, b) CHOOSE(a, b, LANES_OF(SECOND_OF, bit, 0))
+#define FOLD(bit, a, b) (CHOOSE(a, b, LANES_OF(SUM_OF, bit, 0)) + CHOOSE(a, b, LANES_OF(SUM_OF, bit, bit)))
+
+/* Lane k of x[i] and lane i of x[k] change places. */
+static inline void transpose(Ints x[LANES]) {
+    for (int bit = 1; bit < LANES; bit *= 2)
+        for (int k = 0; k < LANES; k++)
+            if (!(k & bit)) {
+                Ints first, second;
+                switch (bit) {
+                case 1: first = SWAP_FIRST(1, x[k], x[k + 1]), second = SWAP_SECOND(1, x[k], x[k + 1]); break;
+                case 2: first = SWAP_FIRST(2, x[k], x[k + 2]), second = SWAP_SECOND(2, x[k], x[k + 2]); break;
+                case 4: first = SWAP_FIRST(4, x[k], x[k + 4]), second = SWAP_SECOND(4, x[k], x[k + 4]); break;
+                default: first = SWAP_FIRST(8, x[k], x[k + 8]), second = SWAP_SECOND(8, x[k], x[k + 8]);
+                }
+                x[k] = first;
+                x[k + bit] = second;
+            }
+}
+
+/* Lane k of the result is the total of x[k]. */
+static inline Ints totals_of(Ints x[LANES]) {
+    for (int k = 0; k < 8; k++) x[k] = FOLD(8, x[k], x[k + 8]);
+    for (int k = 0; k < 4; k++) x[k] = FOLD(4, x[k], x[k + 4]);
+    for (int k = 0; k < 2; k++) x[k] = FOLD(2, x[k], x[k + 2]);
+    return FOLD(1, x[0], x[1]);
+}
+
 static inline float dot(const float *a, const float *b, int n) {
     Floats sum = {0};
     int i = 0;
@@ -212,7 +289,9 @@ static void normalize(const float *restrict x, const float *restrict weight, int
 /* ---- Linear layers ---- */
 
 enum { INT8, INT4, BF16 };
-enum { GROUP = 32, TILE = 4 };
+enum { GROUP = 32, TILE = 4, SCRATCH = 12288, SHARED_ROWS = 8, LINE = 64 };
+
+#define PADDED(n) (((n) + 31) / 32 * 32)
 
 typedef struct {
     int32_t kind, outputs, inputs;
@@ -225,9 +304,12 @@ typedef struct {
 
 typedef struct {
     const Linear *layer;
-    const float *x;   /* [rows, inputs] */
-    const int16_t *v; /* x in units of `unit` */
-    const float *unit; /* [rows] */
+    const float *x, *norm;
+    float eps;
+    int gated;
+    float *input;     /* [rows, inputs], made of x, ... */
+    int16_t *v;       /* ... [rows, PADDED(inputs)] in units of `unit` */
+    float *unit;      /* [rows] */
     float *out;       /* [rows, outputs] */
     int rows, add, parts;
 } Product;
@@ -249,42 +331,47 @@ static float quantize(const float *restrict x, int n, float limit, int16_t *rest
     return largest / limit;
 }
 
-#define WEIGHT_ROWS(F) F(0) F(1) F(2) F(3)
-#define SUMS_OF(i) int32_t s##i##0 = 0, s##i##1 = 0, s##i##2 = 0, s##i##3 = 0;
-#define ADD_ALL(i) s##i##0 += a##i * b0; s##i##1 += a##i * b1; s##i##2 += a##i * b2; s##i##3 += a##i * b3;
-#define ADD_ONE(i) s##i##0 += a##i * b0;
-#define LOAD(i) int32_t a##i = w##i[k];
-#define STORE_ALL(i) s[i][0] = s##i##0; s[i][1] = s##i##1; s[i][2] = s##i##2; s[i][3] = s##i##3;
-#define STORE_ONE(i) s[i][0] = s##i##0;
-
-/* Four rows of weights by four rows of inputs: each weight that is read is used four times. */
-static void four_by_four(const int8_t *restrict w0, int n, const int16_t *restrict b, int32_t s[TILE][TILE]) {
-    const int8_t *restrict w1 = w0 + n, *restrict w2 = w1 + n, *restrict w3 = w2 + n;
-    const int16_t *restrict v1 = b + n, *restrict v2 = v1 + n, *restrict v3 = v2 + n;
-    WEIGHT_ROWS(SUMS_OF)
-    for (int k = 0; k < n; k++) {
-        WEIGHT_ROWS(LOAD)
-        int32_t b0 = b[k], b1 = v1[k], b2 = v2[k], b3 = v3[k];
-        WEIGHT_ROWS(ADD_ALL)
-    }
-    WEIGHT_ROWS(STORE_ALL)
+static inline __attribute__((always_inline)) Shorts load_whole(const int16_t *from) {
+    Shorts values;
+    memcpy(&values, from, sizeof values);
+    return values;
 }
 
-static void four_by_one(const int8_t *restrict w0, int n, const int16_t *restrict b, int32_t s[TILE][TILE]) {
-    const int8_t *restrict w1 = w0 + n, *restrict w2 = w1 + n, *restrict w3 = w2 + n;
-    int32_t s00 = 0, s10 = 0, s20 = 0, s30 = 0;
-    for (int k = 0; k < n; k++) {
-        WEIGHT_ROWS(LOAD)
-        int32_t b0 = b[k];
-        WEIGHT_ROWS(ADD_ONE)
+/* Adds the products of 32 weights in each of four rows with those of some inputs: each that is read is
+ * used four times. */
+static inline __attribute__((always_inline)) void multiply(Ints sum[TILE * TILE], const Shorts a[TILE], const int16_t *v,
+                                                           int stride, const int rows) {
+    for (int r = 0; r < rows; r++) {
+        const Shorts b = load_whole(v + r * stride);
+        for (int i = 0; i < TILE; i++) sum[r * TILE + i] = add_pairs(sum[r * TILE + i], a[i], b);
     }
-    WEIGHT_ROWS(STORE_ONE)
 }
 
-static void one_by_one(const int8_t *restrict w, int n, const int16_t *restrict b, int32_t *sum) {
-    int32_t total = 0;
-    for (int k = 0; k < n; k++) total += (int32_t)w[k] * (int32_t)b[k];
-    *sum = total;
+static inline __attribute__((always_inline)) Ints tile_of_bytes(const int8_t *const w[TILE], int n, const int16_t *v, const int rows) {
+    const int stride = PADDED(n);
+    Ints sum[TILE * TILE] = {{0}};
+    int k = 0;
+    for (; k + 32 <= n; k += 32) {
+        fetch(w[k / 32 % 2] + k, 2 * TILE * n), fetch(w[2 + k / 32 % 2] + k, 2 * TILE * n);
+        const Shorts a[TILE] = {load_shorts(w[0] + k), load_shorts(w[1] + k), load_shorts(w[2] + k), load_shorts(w[3] + k)};
+        multiply(sum, a, v + k, stride, rows);
+    }
+    if (k < n) { /* what is behind the last row is not ours to read */
+        int8_t rest[TILE][32] = {{0}};
+        for (int i = 0; i < TILE; i++) memcpy(rest[i], w[i] + k, n - k);
+        const Shorts a[TILE] = {load_shorts(rest[0]), load_shorts(rest[1]), load_shorts(rest[2]), load_shorts(rest[3])};
+        multiply(sum, a, v + k, stride, rows);
+    }
+    return totals_of(sum);
+}
+
+static inline __attribute__((always_inline)) Ints tile_of_shorts(const int16_t *w, int stride, const int16_t *v, const int rows) {
+    Ints sum[TILE * TILE] = {{0}};
+    for (int k = 0; k < stride; k += 32, w += 32) {
+        const Shorts a[TILE] = {load_whole(w), load_whole(w + stride), load_whole(w + 2 * stride), load_whole(w + 3 * stride)};
+        multiply(sum, a, v + k, stride, rows);
+    }
+    return totals_of(sum);
 }
 
 static inline void put(const Product *p, int row, int output, float y) {
@@ -294,39 +381,77 @@ static inline void put(const Product *p, int row, int output, float y) {
     *to = p->add ? *to + y : y;
 }
 
-static void int8_rows(const Product *p, int from, int to) {
+/* Puts the sums of a tile: lane r * TILE + i is of row r and output i. */
+static inline __attribute__((always_inline)) void put_tile(const Product *p, int row, const int rows, int j, Ints sums) {
     const Linear *l = p->layer;
-    const int n = l->inputs;
-    int32_t s[TILE][TILE];
-    int j = from;
-    for (; j + TILE <= to; j += TILE) {
-        const int8_t *w = (const int8_t *)l->weight + (long)j * n;
-        for (int row = 0; row < p->rows;) {
-            int count = p->rows - row >= TILE ? TILE : 1;
-            const int16_t *v = p->v + (long)row * n;
-            if (count == TILE) four_by_four(w, n, v, s);
-            else four_by_one(w, n, v, s);
-            for (int i = 0; i < TILE; i++)
-                for (int c = 0; c < count; c++)
-                    put(p, row + c, j + i, (float)s[i][c] * (p->unit[row + c] * l->scale[j + i]));
-            row += count;
-        }
+    Ints scales = {0}, units = {0};
+    Quarter y[TILE], other;
+    if (l->outputs - j < TILE) {
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < l->outputs - j; i++)
+                put(p, row + r, j + i, (float)sums[r * TILE + i] * (p->unit[row + r] * l->scale[j + i]));
+        return;
     }
-    for (; j < to; j++)
-        for (int row = 0; row < p->rows; row++) {
-            one_by_one((const int8_t *)l->weight + (long)j * n, n, p->v + (long)row * n, &s[0][0]);
-            put(p, row, j, (float)s[0][0] * (p->unit[row] * l->scale[j]));
-        }
+    memcpy(&scales, l->scale + j, sizeof *y);
+    memcpy(&units, p->unit + row, rows * sizeof(float));
+    scales = CHOOSE(scales, scales, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    units = CHOOSE(units, units, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    Floats numbers = __builtin_convertvector(sums, Floats) * ((Floats)units * (Floats)scales);
+    if (l->bias || p->add) __asm__("" : "+m"(numbers)); /* rounded before anything is added, as in `put` */
+    memcpy(y, &numbers, sizeof y);
+    for (int r = 0; r < rows; r++) {
+        float *to = p->out + (long)(row + r) * l->outputs + j;
+        if (l->bias) memcpy(&other, l->bias + j, sizeof other), y[r] += other;
+        if (p->add) memcpy(&other, to, sizeof other), y[r] += other;
+        memcpy(to, &y[r], sizeof other);
+    }
 }
 
-enum { WIDE_TILE = 8 };
+static void int8_rows(const Product *p, int from, int to) {
+    const int n = p->layer->inputs, stride = PADDED(n), at_once = SCRATCH / stride / TILE * TILE;
+    const int8_t *weight = p->layer->weight;
+    int row = 0;
+    if (p->rows > 4 * TILE && at_once) { /* widened once for all of them */
+        int16_t wide[SCRATCH] __attribute__((aligned(LINE)));
+        for (int first = from; first < to; first += at_once) {
+            const int last = first + at_once < to ? first + at_once : to;
+            for (int j = first; j < last; j++) {
+                int16_t *own = wide + (j - first) * stride;
+                memset(own + stride - 32, 0, 32 * sizeof *own);
+                for (int k = 0; k < n / 32 * 32; k += 32) {
+                    const Shorts values = load_shorts(weight + (long)j * n + k);
+                    memcpy(own + k, &values, sizeof values);
+                }
+                for (int k = n / 32 * 32; k < n; k++) own[k] = weight[(long)j * n + k];
+            }
+            for (row = 0; row + TILE <= p->rows; row += TILE)
+                for (int j = first; j < last; j += TILE)
+                    put_tile(p, row, TILE, j, tile_of_shorts(wide + (j - first) * stride, stride, p->v + (long)row * stride, TILE));
+        }
+    }
+    for (int j = from; j < to; j += TILE) {
+        const int8_t *w[TILE];
+        for (int i = 0; i < TILE; i++) w[i] = weight + (long)(j + i < to ? j + i : j) * n;
+        for (int at = row; at < p->rows; at += TILE) {
+            const int16_t *v = p->v + (long)at * stride;
+            switch (p->rows - at) {
+            case 1: put_tile(p, at, 1, j, tile_of_bytes(w, n, v, 1)); break;
+            case 2: put_tile(p, at, 2, j, tile_of_bytes(w, n, v, 2)); break;
+            case 3: put_tile(p, at, 3, j, tile_of_bytes(w, n, v, 3)); break;
+            default: put_tile(p, at, 4, j, tile_of_bytes(w, n, v, 4));
+            }
+        }
+    }
+}
+
+enum { WIDE_TILE = 8, FAR = 4096 /* bytes */ };
 
 /* Weights that are widened to floats, sixteen at a time, and used for some rows of inputs. */
 static inline __attribute__((always_inline)) void float_rows(const Product *p, int j, int row, const int rows,
                                                              const int is_int4) {
     const Linear *l = p->layer;
     const int n = l->inputs;
-    const float *x = p->x + (long)row * n;
+    const float *x = p->input + (long)row * n;
     Floats sum[WIDE_TILE] = {{0}};
     if (is_int4) {
         const uint8_t *w = (const uint8_t *)l->weight + (long)j * (n / 2);
@@ -334,6 +459,8 @@ static inline __attribute__((always_inline)) void float_rows(const Product *p, i
         for (int k = 0; k < n; k += GROUP, w += LANES, pair += 2) {
             Bytes bytes;
             memcpy(&bytes, w, sizeof bytes);
+            fetch(w, FAR);
+            fetch(pair, FAR / 2);
             Words words = __builtin_convertvector(__builtin_convertvector(bytes, Halves), Words);
             const float scale = pair[0], least = pair[1];
             Floats first = __builtin_convertvector((Ints)(words & 15), Floats) * scale + least;
@@ -346,6 +473,7 @@ static inline __attribute__((always_inline)) void float_rows(const Product *p, i
     } else {
         const uint16_t *w = (const uint16_t *)l->weight + (long)j * n;
         for (int k = 0; k < n; k += LANES) {
+            fetch(w + k, FAR);
             Floats weight = load_bf16(w + k);
             for (int r = 0; r < rows; r++) sum[r] += weight * load(x + r * n + k);
         }
@@ -394,102 +522,48 @@ static void make_input(const float *restrict x, int n, const float *norm, float 
     }
 }
 
-/* out [rows, outputs] = layer(inputs made of x), or added to it. For few rows. Returns 1 where there is
- * no memory, as `attend`. */
+static void *aligned(size_t bytes) { return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE); }
+
+static void prepare_part(void *argument, int row, int worker) {
+    const Product *p = argument;
+    const int n = p->layer->inputs;
+    (void)worker;
+    make_input(p->x + (long)row * (p->gated ? 2 * n : n), n, p->norm, p->eps, p->gated, p->input + (long)row * n);
+    if (p->layer->kind != INT8) return;
+    int16_t *v = p->v + (long)row * PADDED(n);
+    p->unit[row] = quantize(p->input + (long)row * n, n, p->layer->limit, v);
+    memset(v + n, 0, (PADDED(n) - n) * sizeof *v);
+}
+
+/* out [rows, outputs] = layer(inputs made of x), or added to it. Returns 1 where there is no memory. */
 int linear(const Linear *layer, const float *x, int rows, const float *norm, float eps, int gated,
             float *out, int add) {
-    const int n = layer->inputs;
-    float *input = malloc((size_t)rows * ((size_t)n * (sizeof(float) + sizeof(int16_t)) + sizeof(float)));
-    if (!input) return 1;
-    float *unit = input + (long)rows * n;
-    int16_t *v = (int16_t *)(unit + rows);
-    for (int row = 0; row < rows; row++) {
-        float *to = input + (long)row * n;
-        make_input(x + (long)row * (gated ? 2 * n : n), n, norm, eps, gated, to);
-        if (layer->kind == INT8) unit[row] = quantize(to, n, layer->limit, v + (long)row * n);
-    }
+    const size_t n = layer->inputs, all = rows;
+    int16_t *v = aligned(all * (PADDED(n) * sizeof(int16_t) + (n + 1) * sizeof(float)));
+    if (!v) return 1;
+    float *unit = (float *)(v + all * PADDED(n)), *input = unit + all;
     pthread_mutex_lock(&pool.caller);
-    Product product = {layer, input, v, unit, out, rows, add, 4 * (atomic_load(&pool.wanted) + 1)};
+    Product product = {layer, x, norm, eps, gated, input, v, unit, out, rows, add,
+                       4 * (atomic_load(&pool.wanted) + 1)};
+    if (rows < SHARED_ROWS)
+        for (int row = 0; row < rows; row++) prepare_part(&product, row, 0);
+    else
+        share(prepare_part, &product, rows);
     share(product_part, &product, product.parts);
     pthread_mutex_unlock(&pool.caller);
-    free(input);
+    free(v);
     return 0;
-}
-
-/* INT8 for many rows: the product itself is left to a library; this is what comes before and after. */
-
-typedef struct {
-    const Linear *layer;
-    const float *x, *norm;
-    float eps;
-    int rows, gated, add;
-    float *unit, *out;
-    int8_t *bytes;
-    const int32_t *sums;
-} Wide;
-
-enum { ROWS = 8 }; /* in one part */
-
-static void before_part(void *argument, int part, int worker) {
-    const Wide *w = argument;
-    const int n = w->layer->inputs, end = (part + 1) * ROWS < w->rows ? (part + 1) * ROWS : w->rows;
-    float *input = malloc(n * (sizeof(float) + sizeof(int16_t)));
-    int16_t *restrict v = (int16_t *)(input + n);
-    (void)worker;
-    for (int row = part * ROWS; row < end; row++) {
-        make_input(w->x + (long)row * (w->gated ? 2 * n : n), n, w->norm, w->eps, w->gated, input);
-        w->unit[row] = quantize(input, n, w->layer->limit, v);
-        int8_t *restrict high = w->bytes + (long)row * n, *restrict low = high + (long)w->rows * n;
-        for (int i = 0; i < n; i++) {
-            high[i] = (int8_t)((v[i] + 128) >> 8);
-            low[i] = (int8_t)v[i];
-        }
-    }
-    free(input);
-}
-
-/* The inputs' whole numbers, as high and low bytes [2, rows, inputs], and their unit [rows]. */
-void before(const Linear *layer, const float *x, int rows, const float *norm, float eps, int gated,
-            int8_t *bytes, float *unit) {
-    Wide w = {layer, x, norm, eps, rows, gated, 0, unit, NULL, bytes, NULL};
-    pthread_mutex_lock(&pool.caller);
-    share(before_part, &w, (rows + ROWS - 1) / ROWS);
-    pthread_mutex_unlock(&pool.caller);
-}
-
-static void after_part(void *argument, int part, int worker) {
-    const Wide *w = argument;
-    const int n = w->layer->outputs, end = (part + 1) * ROWS < w->rows ? (part + 1) * ROWS : w->rows;
-    float *restrict y = malloc(n * sizeof(float));
-    (void)worker;
-    for (int row = part * ROWS; row < end; row++) {
-        const int32_t *restrict high = w->sums + (long)row * n, *restrict low = high + (long)w->rows * n;
-        const float *restrict scale = w->layer->scale, *restrict bias = w->layer->bias, unit = w->unit[row];
-        float *restrict to = w->out + (long)row * n;
-        for (int i = 0; i < n; i++)
-            y[i] = (float)(int32_t)((uint32_t)high[i] * 256 + (uint32_t)low[i]) * (unit * scale[i]);
-        if (bias) for (int i = 0; i < n; i++) y[i] += bias[i];
-        if (w->add) for (int i = 0; i < n; i++) to[i] += y[i];
-        else memcpy(to, y, n * sizeof(float));
-    }
-    free(y);
-}
-
-/* out [rows, outputs], or added to it, from the sums [2, rows, outputs] of both bytes' products. */
-void after(const Linear *layer, const int32_t *sums, const float *unit, int rows, float *out, int add) {
-    Wide w = {layer, NULL, NULL, 0, rows, 0, add, (float *)unit, out, NULL, sums};
-    pthread_mutex_lock(&pool.caller);
-    share(after_part, &w, (rows + ROWS - 1) / ROWS);
-    pthread_mutex_unlock(&pool.caller);
 }
 
 /* ---- Attention ----
  *
- * The keys that a row sees are taken in the order of the text, in blocks that begin at fixed places
- * of it, wherever they are in the cache: so its result is the same to the bit in whatever pass. */
+ * Keys and values are kept in a byte an element, each row of a head with the unit that it is counted
+ * in. The keys that a row of a pass sees are taken in the order of the text, in blocks that begin at
+ * fixed places of it, wherever they are in the cache; scores are sums of whole numbers, and values
+ * are added one key after the other: so its result is the same to the bit in whatever pass. */
 
-enum { KEYS = 128, AT_ONCE = 4, FEW = 8, TOGETHER = 32 }; /* keys in a block, in
-    registers; queries that are taken one by one; rows */
+enum { KEYS = 128, BATCH = 6, FEW = 8, TOGETHER = 32 }; /* keys in a block; queries whose scores are
+    computed at once; queries that are not worth preparing the keys; rows of which blocks are shared */
 
 typedef struct {
     int32_t heads, kv_heads, size, capacity; /* of the cache, in slots */
@@ -497,206 +571,282 @@ typedef struct {
     const float *q_norm, *k_norm; /* [size] or NULL */
 } Heads;
 
+#define WIDTH(size) (((size) + 63) / 64 * 64) /* elements of a row, the last of them zero, ... */
+#define STRIDE(size) (WIDTH(size) + (int)sizeof(float)) /* ... and its bytes */
+
 typedef struct {
     const Heads *h;
-    const float *q;        /* [kv_heads, size, lanes]: for each key head, its queries side by side */
-    const uint16_t *cache; /* [2, kv_heads, capacity, size] */
+    const float *qkv, *cos, *sin;
+    int8_t *cache;          /* [2, kv_heads, capacity, STRIDE(size)] */
+    int past;
+    int16_t *q;             /* [kv_heads, queries, WIDTH(size)], a query is a head of a row, ... */
+    float *unit;            /* [kv_heads, queries] ... in units of this */
+    float *sums;            /* [kv_heads, blocks, queries, size + 2]: values, largest score, weights */
     const int32_t *slots, *ends;
-    float *scores;         /* for each worker [KEYS, lanes] */
-    float *sums;           /* [kv_heads, blocks, (size + 2) * lanes]: values, largest score, weights */
-    int rows, group, lanes, common, shared, blocks, longest;
+    float *out;
+    int rows, group, queries, common, shared, blocks, longest;
 } Attention;
 
-/* q.k is summed in sixteen lanes and these in a tree, as `dot` does it, also where the lanes of a
- * register are sixteen queries. */
-static inline __attribute__((always_inline)) void scores_side_by_side(
-    const float *q, int stride, const float *wide, Floats result[AT_ONCE], const int size) {
-    static const int leaves[4] = {0, 8, 4, 12}, roots[4] = {0, 2, 1, 3};
-    Floats first[AT_ONCE], second[AT_ONCE];
-    for (int root = 0; root < 4; root++) {
-        Floats left[AT_ONCE], right[AT_ONCE];
-        for (int leaf = 0; leaf < 4; leaf++) {
-            Floats sum[AT_ONCE] = {{0}};
-            for (int i = roots[root] + leaves[leaf]; i < size; i += LANES) {
-                const Floats query = load(q + (long)i * stride);
-                for (int k = 0; k < AT_ONCE; k++) sum[k] += wide[k * size + i] * query;
-            }
-            for (int k = 0; k < AT_ONCE; k++) {
-                if (leaf == 0) left[k] = sum[k];
-                else if (leaf == 1) left[k] += sum[k];
-                else if (leaf == 2) right[k] = sum[k];
-                else right[k] += sum[k];
-            }
-        }
-        for (int k = 0; k < AT_ONCE; k++) {
-            const Floats both = left[k] + right[k];
-            if (root == 0) first[k] = both;
-            else if (root == 1) first[k] += both;
-            else if (root == 2) second[k] = both;
-            else second[k] += both;
-        }
-    }
-    for (int k = 0; k < AT_ONCE; k++) result[k] = first[k] + second[k];
+static inline float unit_of(const int8_t *row, int size) {
+    float unit;
+    memcpy(&unit, row + WIDTH(size), sizeof unit);
+    return unit;
 }
 
-/* One block: `count` keys at `slot[...]`, of which the query of a row sees those before `ends[row]`
- * (NULL: all). The same to the bit in both ways: */
+/* The weights of the keys for one query from its scores s[KEYS], of which it sees the first `end`; each
+ * weight is then multiplied with the unit of its value, so that what is added are whole numbers. */
+static void to_weights(float *restrict s, int end, const float *restrict units, float *largest, float *total) {
+    float most[LANES], sum[LANES] = {0}, top = -3e38f; /* not infinite: it may see nothing here */
+    end = end < 0 ? 0 : end < KEYS ? end : KEYS;
+    for (int t = end; t < KEYS; t++) s[t] = -__builtin_inff();
+    for (int i = 0; i < LANES; i++) most[i] = top;
+    for (int t = 0; t < KEYS; t += LANES)
+        for (int i = 0; i < LANES; i++) most[i] = s[t + i] > most[i] ? s[t + i] : most[i];
+    for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
+    for (int t = 0; t < KEYS; t += LANES)
+        for (int i = 0; i < LANES; i++) {
+            const float weight = power_of_e(s[t + i] - top);
+            sum[i] += weight;
+            s[t + i] = weight * units[t + i];
+        }
+    for (int t = end; t < KEYS; t++) s[t] = 0; /* whatever the unit of what is not seen */
+    *largest = top;
+    *total = total_of(load(sum));
+}
 
-/* for many queries, which are the lanes; */
+/* Adds the values [count, size], weighted by s[queries, KEYS], up: to [queries, size + 2]. */
+static inline __attribute__((always_inline)) void add_values(
+    const float *s, const float *values, int count, float *to, const int queries, const int size) {
+    Floats sum[queries][size / LANES];
+    memset(sum, 0, sizeof sum);
+    for (int t = 0; t < count; t++)
+        for (int i = 0; i < size / LANES; i++) {
+            const Floats value = load(values + t * size + i * LANES);
+            for (int n = 0; n < queries; n++) sum[n][i] += s[n * KEYS + t] * value;
+        }
+    for (int n = 0; n < queries; n++) memcpy(to + n * (size + 2), sum[n], sizeof sum[n]);
+}
+
+static inline __attribute__((always_inline)) void add_bytes(
+    const float *s, const int8_t *values, const int32_t *slot, int count, float *to, const int queries, const int size) {
+    Floats sum[queries][size / LANES];
+    memset(sum, 0, sizeof sum);
+    for (int t = 0; t < count; t++)
+        for (int i = 0; i < size / LANES; i++) {
+            const Floats value = load_bytes(values + (long)slot[t] * STRIDE(size) + i * LANES);
+            for (int n = 0; n < queries; n++) sum[n][i] += s[n * KEYS + t] * value;
+        }
+    for (int n = 0; n < queries; n++) memcpy(to + n * (size + 2), sum[n], sizeof sum[n]);
+}
+
+/* One block: `count` keys from `from` on, of which query n sees those before `ends[n / group]`; to `to`
+ * [queries, size + 2]. For many queries, */
 static inline __attribute__((always_inline)) void block_of_many(
-    const Attention *a, int head, const float *q, int stride, int queries, int lanes, const int32_t *slot,
-    int count, const int32_t *ends, float *scores, float *sums, const int size) {
-    const uint16_t *keys = a->cache + (long)head * a->h->capacity * size;
-    const uint16_t *values = keys + (long)a->h->kv_heads * a->h->capacity * size;
-    float *restrict largest = sums + size * lanes, *restrict total = largest + lanes;
-    float wide[AT_ONCE * size];
-    memset(sums, 0, sizeof(float) * (size + 2) * lanes);
-    for (int n = 0; n < lanes; n++) largest[n] = -3e38f; /* not infinite: it may see nothing here */
-    for (int t = 0; t < count; t += AT_ONCE) {
-        const int some = count - t < AT_ONCE ? count - t : AT_ONCE;
-        memset(wide, 0, sizeof wide);
-        for (int k = 0; k < some; k++)
-            for (int i = 0; i < size; i++) wide[k * size + i] = widen(keys[(long)slot[t + k] * size + i]);
-        for (int lane = 0; lane < lanes; lane += LANES) {
-            Floats sum[AT_ONCE];
-            scores_side_by_side(q + lane, stride, wide, sum, size);
-            for (int k = 0; k < some; k++) memcpy(scores + (long)(t + k) * lanes + lane, &sum[k], sizeof sum[k]);
+    const Attention *a, int head, int from, int count, const int32_t *ends, float *to, const int size) {
+    const int8_t *keys = a->cache + ((long)head * a->h->capacity + from) * STRIDE(size);
+    const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
+    const int at_once = size <= 64 ? BATCH : size <= 128 ? BATCH / 2 : 1; /* sums that fit into registers */
+    Ints turned[KEYS / LANES][WIDTH(size) / 4]; /* four elements of each key beside the same of the next */
+    float wide[KEYS * size], s[BATCH * KEYS], key_units[KEYS], value_units[KEYS];
+    for (int t = 0; t < KEYS; t++) {
+        const long at = (long)(t < count ? t : count - 1) * STRIDE(size);
+        for (int i = 0; i < WIDTH(size) / 64; i++) memcpy(&turned[t / LANES][i * LANES + t % LANES], keys + at + i * 64, 64);
+        for (int i = 0; i < size; i += LANES) {
+            const Floats value = load_bytes(values + at + i);
+            memcpy(wide + t * size + i, &value, sizeof value);
         }
+        key_units[t] = unit_of(keys + at, size);
+        value_units[t] = unit_of(values + at, size);
     }
-    if (ends)
-        for (int n = 0; n < queries; n++)
-            for (int t = ends[n / a->group] < 0 ? 0 : ends[n / a->group]; t < count; t++)
-                scores[(long)t * lanes + n] = -__builtin_inff();
-    for (int t = 0; t < count; t++) {
-        const float *restrict s = scores + (long)t * lanes;
-        for (int n = 0; n < lanes; n++) largest[n] = s[n] > largest[n] ? s[n] : largest[n];
-    }
-    for (int t = 0; t < count; t++) {
-        float *restrict s = scores + (long)t * lanes;
-        for (int n = 0; n < lanes; n++) {
-            s[n] = power_of_e(s[n] - largest[n]);
-            total[n] += s[n];
+    for (int t = 0; t < KEYS / LANES; t++)
+        for (int i = 0; i < WIDTH(size) / 4; i += LANES) transpose(turned[t] + i);
+    for (int first = 0; first < a->queries; first += BATCH) {
+        const int some = a->queries - first < BATCH ? a->queries - first : BATCH;
+        const float *unit = a->unit + (long)head * a->queries + first;
+        int32_t even[BATCH][WIDTH(size) / 4], odd[BATCH][WIDTH(size) / 4]; /* of four elements the first and
+            the third, the second and the fourth */
+        for (int n = 0; n < BATCH; n++) {
+            uint32_t q[WIDTH(size) / 2];
+            memcpy(q, a->q + ((long)head * a->queries + first + (n < some ? n : 0)) * WIDTH(size), sizeof q);
+            for (int i = 0; i < WIDTH(size) / 4; i++) {
+                even[n][i] = (int32_t)((q[2 * i] & 0xffff) | q[2 * i + 1] << 16);
+                odd[n][i] = (int32_t)(q[2 * i] >> 16 | (q[2 * i + 1] & 0xffff0000));
+            }
         }
-    }
-    for (int t = 0; t < count; t += AT_ONCE) {
-        const int some = count - t < AT_ONCE ? count - t : AT_ONCE;
-        for (int k = 0; k < some; k++)
-            for (int i = 0; i < size; i++) wide[k * size + i] = widen(values[(long)slot[t + k] * size + i]);
-        for (int n = 0; n < queries; n++) {
-            /* What it does not see is left out, not taken zero times: it may not be finite. */
-            const int own = ends && ends[n / a->group] - t < some ? ends[n / a->group] - t : some;
-            Floats sum[size / LANES];
-            memcpy(sum, sums + (long)n * size, sizeof sum);
-            for (int k = 0; k < own; k++)
-                for (int i = 0; i < size / LANES; i++)
-                    sum[i] += scores[(long)(t + k) * lanes + n] * load(wide + k * size + i * LANES);
-            memcpy(sums + (long)n * size, sum, sizeof sum);
+        for (int t = 0; t < KEYS; t += LANES) {
+            Ints sum[BATCH] = {{0}}, other[BATCH] = {{0}}; /* two, so that none waits for the one before */
+            for (int i = 0; i < WIDTH(size) / 4; i++) {
+                const Shorts four = (Shorts)turned[t / LANES][i];
+                for (int n = 0; n < BATCH; n++) {
+                    sum[n] = add_pairs(sum[n], four << 8 >> 8, (Shorts)((Ints){0} + even[n][i]));
+                    other[n] = add_pairs(other[n], four >> 8, (Shorts)((Ints){0} + odd[n][i]));
+                }
+            }
+            for (int n = 0; n < some; n++) {
+                const Floats scores = __builtin_convertvector(sum[n] + other[n], Floats) * (load(key_units + t) * unit[n]);
+                memcpy(s + n * KEYS + t, &scores, sizeof scores);
+            }
         }
+        float *own = to + (long)first * (size + 2);
+        for (int n = 0; n < some; n++)
+            to_weights(s + n * KEYS, ends[(first + n) / a->group], value_units, own + n * (size + 2) + size,
+                       own + n * (size + 2) + size + 1);
+        int n = 0;
+        for (; n + at_once <= some; n += at_once) add_values(s + n * KEYS, wide, count, own + n * (size + 2), at_once, size);
+        for (; n < some; n++) add_values(s + n * KEYS, wide, count, own + n * (size + 2), 1, size);
     }
 }
 
-/* and for few, one by one: `q` is [queries, size] here. */
+/* and for few, from `first` on, where the keys are in `slot[...]`. */
 static inline __attribute__((always_inline)) void block_of_few(
-    const Attention *a, int head, const float *q, int queries, int lanes, const int32_t *slot, int count,
-    const int32_t *ends, float *scores, float *sums, const int size) {
-    const uint16_t *keys = a->cache + (long)head * a->h->capacity * size;
-    const uint16_t *values = keys + (long)a->h->kv_heads * a->h->capacity * size;
-    for (int t = 0; t < count; t++) {
-        const uint16_t *key = keys + (long)slot[t] * size, *value = values + (long)slot[t] * size;
-        Floats wide[size / LANES];
-        for (int i = 0; i < size; i += 2 * LANES) __builtin_prefetch(value + i); /* its turn comes soon */
-        for (int i = 0; i < size / LANES; i++) wide[i] = load_bf16(key + i * LANES);
+    const Attention *a, int head, int first, int queries, const int32_t *slot, int count, const int32_t *ends,
+    float *to, const int size) {
+    const int8_t *keys = a->cache + (long)head * a->h->capacity * STRIDE(size);
+    const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
+    const int16_t *q = a->q + ((long)head * a->queries + first) * WIDTH(size);
+    const float *unit = a->unit + (long)head * a->queries + first;
+    float s[LANES * KEYS], value_units[KEYS] = {0};
+    for (int t = 0; t < count; t += LANES) {
+        const int8_t *key[LANES];
+        float key_units[LANES];
+        for (int k = 0; k < LANES; k++) {
+            const int at = t + k < count ? t + k : t;
+            key[k] = keys + (long)slot[at] * STRIDE(size);
+            key_units[k] = unit_of(key[k], size);
+            value_units[at] = unit_of(values + (long)slot[at] * STRIDE(size), size);
+        }
         for (int n = 0; n < queries; n++) {
-            Floats sum = {0};
-            for (int i = 0; i < size / LANES; i++) sum += wide[i] * load(q + n * size + i * LANES);
-            scores[n * KEYS + t] = total_of(sum);
+            Ints sum[LANES] = {{0}};
+            for (int i = 0; i < WIDTH(size); i += 32) {
+                Shorts query;
+                memcpy(&query, q + n * WIDTH(size) + i, sizeof query);
+                for (int k = 0; k < LANES; k++) sum[k] = add_pairs(sum[k], load_shorts(key[k] + i), query);
+            }
+            const Floats scores = __builtin_convertvector(totals_of(sum), Floats) * (load(key_units) * unit[n]);
+            memcpy(s + n * KEYS + t, &scores, sizeof scores);
         }
     }
-    for (int n = 0; n < queries; n++) {
-        float *restrict s = scores + n * KEYS, largest = -3e38f, total = 0;
-        const int end = ends && ends[n / a->group] < count ? ends[n / a->group] : count;
-        for (int t = end < 0 ? 0 : end; t < count; t++) s[t] = -__builtin_inff();
-        for (int t = 0; t < count; t++) largest = s[t] > largest ? s[t] : largest;
-        for (int t = 0; t < count; t++) s[t] = power_of_e(s[t] - largest);
-        for (int t = 0; t < count; t++) total += s[t];
-        sums[size * lanes + n] = largest;
-        sums[(size + 1) * lanes + n] = total;
-    }
-    for (int n = 0; n < queries; n++) {
-        Floats sum[size / LANES];
-        memset(sum, 0, sizeof sum);
-        const int end = ends && ends[n / a->group] < count ? ends[n / a->group] : count;
-        for (int t = 0; t < end; t++)
-            for (int i = 0; i < size / LANES; i++)
-                sum[i] += scores[n * KEYS + t] * load_bf16(values + (long)slot[t] * size + i * LANES);
-        memcpy(sums + (long)n * size, sum, sizeof sum);
+    for (int n = 0; n < queries; n++)
+        to_weights(s + n * KEYS, ends[n / a->group] < count ? ends[n / a->group] : count, value_units,
+                   to + n * (size + 2) + size, to + n * (size + 2) + size + 1);
+    for (int n = 0; n < queries;) {
+        const int some = queries - n >= 4 && size <= 64 ? 4 : queries - n >= 3 && size <= 128 ? 3 : 1;
+        float *own = to + n * (size + 2);
+        if (some == 4) add_bytes(s + n * KEYS, values, slot, count, own, 4, size);
+        else if (some == 3) add_bytes(s + n * KEYS, values, slot, count, own, 3, size);
+        else add_bytes(s + n * KEYS, values, slot, count, own, 1, size);
+        n += some;
     }
 }
 
-static inline __attribute__((always_inline)) void attention_of(const Attention *a, int part, int worker, const int size) {
+static inline __attribute__((always_inline)) void blocks_of(const Attention *a, int part, const int size) {
     const int head = part % a->h->kv_heads, number = part / a->h->kv_heads;
-    const float *q = a->q + (long)head * size * a->lanes;
-    float *scores = a->scores + (long)worker * KEYS * a->lanes;
-    float *sums = a->sums + (long)head * a->blocks * (size + 2) * a->lanes;
+    const long step = (long)a->queries * (size + 2);
+    float *sums = a->sums + head * a->blocks * step;
     int32_t slot[KEYS], ends[TOGETHER];
     if (number < a->shared) { /* a block of the line, for all rows */
         const int from = number * KEYS;
-        int count = 0, some_end = 0;
+        int count = 0;
         for (int row = 0; row < a->rows; row++) {
             ends[row] = a->slots ? KEYS : a->ends[row] - from;
             count = ends[row] > count ? ends[row] : count;
-            some_end |= ends[row] < KEYS;
         }
         count = count < KEYS ? count : KEYS;
         for (int t = 0; t < count; t++) slot[t] = from + t;
-        float *to = sums + (long)number * (size + 2) * a->lanes;
-        if (a->rows * a->group <= FEW) {
-            float own[FEW * size];
-            for (int n = 0; n < a->rows * a->group; n++)
-                for (int i = 0; i < size; i++) own[n * size + i] = q[(long)i * a->lanes + n];
-            block_of_few(a, head, own, a->rows * a->group, a->lanes, slot, count, some_end ? ends : NULL, scores, to, size);
-        } else {
-            block_of_many(a, head, q, a->lanes, a->rows * a->group, a->lanes, slot, count, some_end ? ends : NULL,
-                          scores, to, size);
-        }
+        if (a->queries <= FEW) block_of_few(a, head, 0, a->queries, slot, count, ends, sums + number * step, size);
+        else block_of_many(a, head, from, count, ends, sums + number * step, size);
         return;
     }
     /* What one row sees behind that. */
-    const int row = number - a->shared;
+    const int row = number - a->shared, first = row * a->group;
     const int32_t *own = a->slots + (long)row * a->longest;
-    float side[LANES * size], result[(size + 2) * LANES];
-    for (int n = 0; n < a->group; n++)
-        for (int i = 0; i < size; i++) side[n * size + i] = q[(long)i * a->lanes + row * a->group + n];
     for (int block = a->shared; block < a->blocks; block++) {
         const int from = block * KEYS;
         int count = a->ends[row] - from;
         count = count < 0 ? 0 : count < KEYS ? count : KEYS;
         for (int t = 0; t < count; t++) slot[t] = from + t < a->common ? from + t : own[from + t - a->common];
-        block_of_few(a, head, side, a->group, LANES, slot, count, NULL, scores, result, size);
-        float *to = sums + (long)block * (size + 2) * a->lanes;
-        for (int n = 0; n < a->group; n++) {
-            const int query = row * a->group + n;
-            memcpy(to + (long)query * size, result + n * size, size * sizeof(float));
-            to[size * a->lanes + query] = result[size * LANES + n];
-            to[(size + 1) * a->lanes + query] = result[(size + 1) * LANES + n];
-        }
+        block_of_few(a, head, first, a->group, slot, count, &count, sums + block * step + first * (size + 2), size);
     }
 }
 
-static void attention_part(void *argument, int part, int worker) {
+static void blocks_part(void *argument, int part, int worker) {
     const Attention *a = argument;
+    (void)worker;
     switch (a->h->size) { /* known when this is compiled, so that what is summed stays in registers */
-    case 64: attention_of(a, part, worker, 64); break;
-    case 128: attention_of(a, part, worker, 128); break;
-    default: attention_of(a, part, worker, a->h->size); /* a multiple of LANES */
+    case 64: blocks_of(a, part, 64); break;
+    case 128: blocks_of(a, part, 128); break;
+    default: blocks_of(a, part, a->h->size); /* a multiple of LANES */
     }
 }
 
-static void turn(const float *restrict x, const float *restrict cos, const float *restrict sin, int size,
-                 float *restrict out) { /* rotary embedding, halves swapped */
-    for (int i = 0; i < size / 2; i++) {
-        out[i] = x[i] * cos[i] + x[i + size / 2] * sin[i];
-        out[i + size / 2] = x[i + size / 2] * cos[i + size / 2] + x[i] * sin[i + size / 2];
+/* A head of a row, through its norm where there is one and turned by its place in the text. */
+static void turn(const float *x, const float *norm, const Heads *h, const float *restrict cos,
+                 const float *restrict sin, float *restrict out) {
+    const int half = h->size / 2;
+    float normal[h->size];
+    if (norm) normalize(x, norm, h->size, h->eps, normal), x = normal;
+    for (int i = 0; i < half; i++) {
+        out[i] = x[i] * cos[i] + x[i + half] * sin[i];
+        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
+    }
+}
+
+static void keep(const float *x, int size, int8_t *to) {
+    int16_t whole[WIDTH(size)];
+    memset(whole, 0, sizeof whole);
+    const float unit = quantize(x, size, 127, whole);
+    for (int i = 0; i < WIDTH(size); i++) to[i] = (int8_t)whole[i];
+    memcpy(to + WIDTH(size), &unit, sizeof unit);
+}
+
+static void keep_part(void *argument, int row, int worker) {
+    const Attention *a = argument;
+    const Heads *h = a->h;
+    const int size = h->size;
+    const float *x = a->qkv + (long)row * (h->heads + 2 * h->kv_heads) * size + (long)h->heads * size;
+    float turned[size];
+    (void)worker;
+    for (int n = 0; n < 2 * h->kv_heads; n++, x += size) {
+        const int is_key = n < h->kv_heads;
+        if (is_key) turn(x, h->k_norm, h, a->cos + (long)row * size, a->sin + (long)row * size, turned);
+        keep(is_key ? turned : x, size, a->cache + ((long)n * h->capacity + a->past + row) * STRIDE(size));
+    }
+}
+
+static void ask_part(void *argument, int row, int worker) {
+    const Attention *a = argument;
+    const Heads *h = a->h;
+    const int size = h->size;
+    const float *x = a->qkv + (long)row * (h->heads + 2 * h->kv_heads) * size;
+    const float scale = 1.0f / __builtin_sqrtf((float)size), most = 2147483647.0f / (127.0f * (float)size);
+    float turned[size];
+    (void)worker;
+    for (int n = 0; n < h->heads; n++, x += size) {
+        const long query = (long)(n / a->group) * a->queries + row * a->group + n % a->group;
+        turn(x, h->q_norm, h, a->cos + (long)row * size, a->sin + (long)row * size, turned);
+        memset(a->q + query * WIDTH(size), 0, WIDTH(size) * sizeof(int16_t));
+        a->unit[query] = scale * quantize(turned, size, most < 32767 ? most : 32767, a->q + query * WIDTH(size));
+    }
+}
+
+/* Puts the blocks of a row together. */
+static void join_part(void *argument, int row, int worker) {
+    const Attention *a = argument;
+    const int size = a->h->size, own = (a->ends[row] + KEYS - 1) / KEYS;
+    const long step = (long)a->queries * (size + 2);
+    (void)worker;
+    for (int n = 0; n < a->h->heads; n++) {
+        const float *part = a->sums + n / a->group * a->blocks * step + (long)(row * a->group + n % a->group) * (size + 2);
+        float largest = -3e38f, total = 0, sum[size];
+        for (int b = 0; b < own; b++) largest = part[b * step + size] > largest ? part[b * step + size] : largest;
+        memset(sum, 0, sizeof sum);
+        for (int b = 0; b < own; b++, part += step) {
+            const float weight = power_of_e(part[size] - largest);
+            total += weight * part[size + 1];
+            for (int i = 0; i < size; i++) sum[i] += weight * part[i];
+        }
+        float *to = a->out + ((long)row * a->h->heads + n) * size;
+        for (int i = 0; i < size; i++) to[i] = sum[i] / total;
     }
 }
 
@@ -705,74 +855,40 @@ static void turn(const float *restrict x, const float *restrict cos, const float
  * text. These are in slots of the same number up to `common`, and from there on as well if `slots` is
  * NULL; otherwise the rest of them is in slots[row, 0 ... longest - 1]. `cos` and `sin` are
  * [rows, size]; the size of a head is a multiple of LANES, and not more than LANES of them share a
- * key head. */
-int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, uint16_t *cache, int all_rows,
-            int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
-    const int size = h->size, group = h->heads / h->kv_heads, all = h->heads + 2 * h->kv_heads;
-    const float scale = 1.0f / __builtin_sqrtf((float)size);
-    const int most = all_rows < TOGETHER ? all_rows : TOGETHER;
-    const int most_lanes = (most * group + LANES - 1) / LANES * LANES;
+ * key head. Returns 1 where there is no memory. */
+int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, int8_t *cache, int all_rows,
+           int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
+    const int size = h->size, group = h->heads / h->kv_heads;
+    const int most = (all_rows < TOGETHER ? all_rows : TOGETHER) * group;
     int last = 0;
-    pthread_mutex_lock(&pool.caller);
     for (int row = 0; row < all_rows; row++) last = ends[row] > last ? ends[row] : last;
-    const int most_blocks = (last + KEYS - 1) / KEYS, workers = pool.helpers + 1;
-    const long of_q = (long)h->kv_heads * size * most_lanes, of_scores = (long)workers * KEYS * most_lanes;
-    float *q = malloc(sizeof(float) * (of_q + of_scores + (long)h->kv_heads * most_blocks * (size + 2) * most_lanes));
-    if (!q) return 1;
-    float *scores = q + of_q, *sums = scores + of_scores;
-    for (int row = 0; row < all_rows; row++)
-        for (int n = h->heads; n < all; n++) {
-            const float *x = qkv + ((long)row * all + n) * size;
-            float normal[size], turned[size];
-            if (n < h->heads + h->kv_heads) {
-                if (h->k_norm) normalize(x, h->k_norm, size, h->eps, normal), x = normal;
-                turn(x, cos + (long)row * size, sin + (long)row * size, size, turned);
-                x = turned;
-            }
-            uint16_t *to = cache + ((long)(n - h->heads) * h->capacity + past + row) * size;
-            for (int i = 0; i < size; i++) to[i] = narrow(x[i]);
-        }
+    const long of_sums = (long)h->kv_heads * ((last + KEYS - 1) / KEYS) * most * (size + 2), of_unit = (long)h->kv_heads * most;
+    float *sums = malloc(sizeof(float) * (of_sums + of_unit) + sizeof(int16_t) * of_unit * WIDTH(size));
+    if (!sums) return 1;
+    float *unit = sums + of_sums;
+    Attention a = {.h = h, .qkv = qkv, .cos = cos, .sin = sin, .cache = cache, .past = past, .common = common,
+                   .slots = slots, .longest = longest, .ends = ends, .group = group, .out = out,
+                   .sums = sums, .unit = unit, .q = (int16_t *)(unit + of_unit)};
+    pthread_mutex_lock(&pool.caller);
+    share(keep_part, &a, all_rows);
     for (int first = 0; first < all_rows; first += TOGETHER) {
-        const int rows = all_rows - first < TOGETHER ? all_rows - first : TOGETHER;
-        const int lanes = (rows * group + LANES - 1) / LANES * LANES;
-        memset(q, 0, of_q * sizeof(float));
+        a.rows = all_rows - first < TOGETHER ? all_rows - first : TOGETHER;
+        a.queries = a.rows * group;
         last = 0;
-        for (int row = 0; row < rows; row++) {
-            last = ends[first + row] > last ? ends[first + row] : last;
-            for (int n = 0; n < h->heads; n++) {
-                const float *x = qkv + ((long)(first + row) * all + n) * size;
-                const long turn_at = (long)(first + row) * size;
-                float normal[size], turned[size];
-                if (h->q_norm) normalize(x, h->q_norm, size, h->eps, normal), x = normal;
-                turn(x, cos + turn_at, sin + turn_at, size, turned);
-                float *to = q + (long)(n / group) * size * lanes + row * group + n % group;
-                for (int i = 0; i < size; i++) to[(long)i * lanes] = turned[i] * scale;
-            }
-        }
-        const int blocks = (last + KEYS - 1) / KEYS, shared = slots ? common / KEYS : blocks;
-        Attention attention = {h, q, cache, slots ? slots + (long)first * longest : NULL, ends + first, scores, sums,
-                               rows, group, lanes, common, shared, blocks, longest};
-        share(attention_part, &attention, h->kv_heads * (shared + (slots ? rows : 0)));
-        for (int head = 0; head < h->kv_heads; head++)
-            for (int n = 0; n < rows * group; n++) {
-                const float *part = sums + (long)head * blocks * (size + 2) * lanes;
-                const long step = (long)(size + 2) * lanes;
-                const int own = (ends[first + n / group] + KEYS - 1) / KEYS;
-                float largest = -3e38f, total = 0, sum[size];
-                for (int b = 0; b < own; b++)
-                    largest = part[b * step + size * lanes + n] > largest ? part[b * step + size * lanes + n] : largest;
-                memset(sum, 0, sizeof sum);
-                for (int b = 0; b < own; b++) {
-                    const float weight = power_of_e(part[b * step + size * lanes + n] - largest);
-                    const float *values = part + b * step + (long)n * size;
-                    total += weight * part[b * step + (size + 1) * lanes + n];
-                    for (int i = 0; i < size; i++) sum[i] += weight * values[i];
-                }
-                float *to = out + ((long)(first + n / group) * h->heads + head * group + n % group) * size;
-                for (int i = 0; i < size; i++) to[i] = sum[i] / total;
-            }
+        for (int row = 0; row < a.rows; row++) last = a.ends[row] > last ? a.ends[row] : last;
+        a.blocks = (last + KEYS - 1) / KEYS;
+        a.shared = slots ? common / KEYS : a.blocks;
+        share(ask_part, &a, a.rows);
+        share(blocks_part, &a, h->kv_heads * (a.shared + (slots ? a.rows : 0)));
+        share(join_part, &a, a.rows);
+        a.qkv += (long)a.rows * (h->heads + 2 * h->kv_heads) * size;
+        a.cos += (long)a.rows * size;
+        a.sin += (long)a.rows * size;
+        a.ends += a.rows;
+        a.out += (long)a.rows * h->heads * size;
+        if (slots) a.slots += (long)a.rows * longest;
     }
     pthread_mutex_unlock(&pool.caller);
-    free(q);
+    free(sums);
     return 0;
 }

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from completion_ls.engines.model import KvShape
 from completion_ls.engines.tree import KvSequence, TreePath
@@ -28,11 +27,8 @@ class KvCache:
     are counted then).
     """
 
-    def __init__(
-        self, shape: KvShape, limit_bytes: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, shape: KvShape, limit_bytes: int) -> None:
         self._shape = shape
-        self._dtype = dtype
         self._limit = limit_bytes
         self._sequences: list[KvSequence] = []
         self._clock = 0
@@ -76,8 +72,8 @@ class KvCache:
         if spare and not self._fits(capacity, source, newest):
             return None
         sequence = KvSequence([])
-        self._make_room(self._bytes_of(capacity), source)
-        sequence.layers = [self._empty(capacity) for _ in range(self._shape.layers)]
+        self._make_room(capacity * self._shape.nbytes, source)
+        sequence.layers = [self._shape.empty(capacity) for _ in range(self._shape.layers)]
         if source is not None:
             slots = torch.tensor([*range(path.common), *path.slots])
             for new, old in zip(sequence.layers, source.layers, strict=True):
@@ -94,11 +90,11 @@ class KvCache:
         if slots <= sequence.capacity:
             return
         capacity = -(-slots // BLOCK) * BLOCK
-        self._make_room(self._bytes_of(capacity) - self._bytes_of(sequence.capacity), sequence)
+        self._make_room((capacity - sequence.capacity) * self._shape.nbytes, sequence)
         try:
             # Layer by layer, so that only one layer is there twice.
             for index, old in enumerate(sequence.layers):
-                new = self._empty(capacity)
+                new = self._shape.empty(capacity)
                 new[:, :, : sequence.length] = old[:, :, : sequence.length]
                 sequence.layers[index] = new
         except BaseException:
@@ -142,7 +138,7 @@ class KvCache:
     def _fits(self, capacity: int, *kept: KvSequence | None) -> bool:
         """Whether a new sequence has room when all idle ones go but those that are `kept`."""
         fixed = sum(one.nbytes for one in self._sequences if one.in_use or one in kept)
-        return fixed + self._bytes_of(capacity) <= self._limit
+        return fixed + capacity * self._shape.nbytes <= self._limit
 
     def _mark(self, sequence: KvSequence, wanted: list[int]) -> None:
         sequence.prompt_length = len(wanted)
@@ -163,12 +159,3 @@ class KvCache:
                 return
             excess -= sequence.nbytes
             self._sequences.remove(sequence)
-
-    def _empty(self, capacity: int) -> Tensor:
-        shape = 2, self._shape.kv_heads, capacity, self._shape.head_dim
-        return torch.empty(shape, dtype=self._dtype)
-
-    def _bytes_of(self, capacity: int) -> int:
-        shape = self._shape
-        elements = shape.layers * 2 * shape.kv_heads * capacity * shape.head_dim
-        return elements * self._dtype.itemsize

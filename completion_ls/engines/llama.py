@@ -13,7 +13,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from completion_ls.engines.compiled import Compiled
 from completion_ls.engines.linear import Float32Linear
-from completion_ls.engines.model import KvStore
+from completion_ls.engines.model import KvShape, KvStore
 from completion_ls.engines.native import Native
 from completion_ls.engines.shape import LlamaShape, read_shape
 from completion_ls.engines.tree import View
@@ -36,9 +36,8 @@ class Llama:
         self._group = shape.heads // shape.kv_heads
         self.native = native
         self._compiled = Compiled.of(shape, weights, native) if native else None
-        self.kv_dtype = torch.bfloat16 if self._compiled else torch.float32
-        """Of keys and values. Rounding to 16 bits makes more of a small difference in a sum, so it is
-        for sums that are the same in every pass."""
+        plain = KvShape(shape.layers, shape.kv_heads, shape.head_dim, torch.float32)
+        self.kv = self._compiled.kv if self._compiled else plain
         if self._compiled is None and not isinstance(weights.head, Float32Linear):
             _log.warning(
                 "There is no compiled code for this model on this machine (a C compiler is needed, and "
@@ -87,7 +86,7 @@ class Llama:
             q = self._write(layer, self._norm(x, layer.attention_norm), cache, past, cos, sin)
             if logits_of == 0 and layer is self.weights.layers[-1]:
                 return x.new_empty(0, self.shape.vocabulary)
-            seen = cache[:, None, :, : past + count].float()
+            seen = cache[:, None, :, : past + count]
             x += layer.out(self._attend(q, seen, mask))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x += layer.down(silu(gate).mul_(up))

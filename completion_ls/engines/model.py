@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,23 +12,28 @@ from torch import Tensor
 from completion_ls.engines.tree import View
 
 
-class KvShape(Protocol):
-    """Sizes of the keys and values of one token."""
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a model keeps of one token: in each layer, for each key head, a row for its key and one
+    for its value."""
+
+    layers: int
+    heads: int
+    width: int
+    """Elements of a row."""
+    dtype: torch.dtype
 
     @property
-    def layers(self) -> int:
-        """Layers that keep any."""
+    def nbytes(self) -> int:
+        """Bytes of one token."""
+        return self.layers * 2 * self.heads * self.width * self.dtype.itemsize
 
-    @property
-    def kv_heads(self) -> int:
-        """Heads of each."""
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head."""
+    def empty(self, tokens: int) -> Tensor:
+        """Room for the rows of one layer, [2 (keys, values), heads, tokens, width]."""
+        return torch.empty(2, self.heads, tokens, self.width, dtype=self.dtype)
 
 
-class Shape(KvShape, Protocol):
+class Shape(Protocol):
     """Sizes of a model."""
 
     @property
@@ -48,7 +54,7 @@ class KvStore(Protocol):
 
     @property
     def layers(self) -> Sequence[Tensor]:
-        """Per layer [2 (keys, values), kv_heads, capacity in tokens, head_dim]."""
+        """Per layer [2 (keys, values), heads, capacity in tokens, width] of a `KvShape`."""
 
 
 class Model(Protocol):
@@ -59,8 +65,8 @@ class Model(Protocol):
         """Its sizes."""
 
     @property
-    def kv_dtype(self) -> torch.dtype:
-        """What keys and values are kept as."""
+    def kv(self) -> KvShape:
+        """What it keeps of a token."""
 
     @property
     def nbytes(self) -> int:

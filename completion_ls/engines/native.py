@@ -33,15 +33,15 @@ from completion_ls.engines.linear import (
     Int4Linear,
     Int8Linear,
     Linear,
-    bytes_multiply_exactly,
 )
+from completion_ls.engines.model import KvShape
 from completion_ls.engines.shape import LlamaShape
 from completion_ls.engines.tree import View
 
 _log = logging.getLogger(__name__)
 
-FEW = 32
-"""More rows than this are better off with torch's large products."""
+ROW_OF = 64
+"""Rows of keys and values are padded to a multiple of this."""
 LANES = 16
 """The size of a head must be a multiple of this, and a key head serve no more query heads."""
 
@@ -81,8 +81,6 @@ class Native:
         self._library = library
         library.use_threads.argtypes = [_INT]
         library.linear.argtypes = [*_POINTERS, _INT, _POINTER, _FLOAT, _INT, _POINTER, _INT]
-        library.before.argtypes = [*_POINTERS, _INT, _POINTER, _FLOAT, _INT, *_POINTERS]
-        library.after.argtypes = [*(3 * [_POINTER]), _INT, _POINTER, _INT]
         library.attend.argtypes = [
             *(5 * [_POINTER]),
             *(3 * [_INT]),
@@ -90,7 +88,6 @@ class Native:
             _INT,
             *_POINTERS,
         ]
-        library.before.restype = library.after.restype = None
         library.linear.restype = library.attend.restype = _INT
 
     def use_threads(self, threads: int) -> None:
@@ -136,7 +133,7 @@ class NativeLinear:
         self._layer = layer  # holds the memory
         self._fields = fields
         self._address = ctypes.addressof(fields)
-        self._library = library
+        self._linear = library.linear
         self.outputs = layer.outputs
 
     def __call__(
@@ -153,25 +150,18 @@ class NativeLinear:
         its first half times its second ([rows, 2 * inputs])."""
         rows = len(x)
         out = x.new_empty(rows, self.outputs) if add_to is None else add_to
-        made_of = self._address, x.data_ptr(), rows, _address(norm), eps, gated
-        is_wide = rows > FEW and isinstance(self._layer, Int8Linear)
-        if not is_wide or not bytes_multiply_exactly():
-            if self._library.linear(*made_of, out.data_ptr(), add_to is not None):
-                raise MemoryError
-            return out
-        # Sums of whole numbers are exact, so this gives the same.
-        whole = torch.empty(2 * rows, self._layer.inputs, dtype=torch.int8)
-        unit = x.new_empty(rows)
-        self._library.before(*made_of, whole.data_ptr(), unit.data_ptr())
-        sums = torch._int_mm(whole, self._layer.weight.t())
-        self._library.after(
+        failed = self._linear(
             self._address,
-            sums.data_ptr(),
-            unit.data_ptr(),
+            x.data_ptr(),
             rows,
+            _address(norm),
+            eps,
+            gated,
             out.data_ptr(),
             add_to is not None,
         )
+        if failed:
+            raise MemoryError
         return out
 
 
@@ -198,9 +188,8 @@ class NativeAttention:
         self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, past: int, seen: Seen
     ) -> Tensor:
         """Attention [rows, heads * head_dim] of `qkv` [rows, (heads + 2 * kv_heads) * head_dim] over
-        what each row sees of a cache [2, kv_heads, capacity, head_dim] (bfloat16) with the rows
-        themselves, which are put behind its first `past` slots. `cos` and `sin` are
-        [rows, 1, head_dim]."""
+        what each row sees of a cache (of `kv_shape`) with the rows themselves, which are put behind
+        its first `past` slots. `cos` and `sin` are [rows, 1, head_dim]."""
         rows = len(qkv)
         out = qkv.new_empty(rows, self._width)
         self._fields.capacity = cache.shape[2]
@@ -221,6 +210,14 @@ class NativeAttention:
         if failed:
             raise MemoryError
         return out
+
+
+def kv_shape(shape: LlamaShape) -> KvShape:
+    """Keys and values as the functions keep them: a byte an element, padded, and the unit that these
+    are counted in. Rounding makes more of a small difference in a sum, so it is for sums that are
+    the same in every pass."""
+    width = -(-shape.head_dim // ROW_OF) * ROW_OF + torch.float32.itemsize
+    return KvShape(shape.layers, shape.kv_heads, width, torch.int8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def speed_of(model: Model, folder: Path, threads: int) -> Speed:
 
 
 def _measure(model: Model, candidates: Iterable[int]) -> Speed:
-    kv = KvCache(model.shape, 0, model.kv_dtype).acquire([0], CONTEXT + max(WIDTHS))
+    kv = KvCache(model.kv, 0).acquire([0], CONTEXT + max(WIDTHS))
     assert kv is not None
     # Some models know no position behind their context.
     past = max(1, min(CONTEXT, model.shape.context - max(WIDTHS)))

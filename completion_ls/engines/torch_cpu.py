@@ -100,7 +100,7 @@ class TorchCpuEngine:
         self._vocabulary = vocabulary
         self._chunk = settings.prefill_chunk
         self._max_context = max_context
-        self._cache = KvCache(model.shape, settings.kv_memory_mb * 2**20, model.kv_dtype)
+        self._cache = KvCache(model.kv, settings.kv_memory_mb * 2**20)
         # In the order of arrival; a job that decoded moves to the end.
         self._jobs: dict[int, _Running] = {}
         self._passes = self._reused = self._computed = self._generated = 0

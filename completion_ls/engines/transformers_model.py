@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from completion_ls.engines.model import KvStore
+from completion_ls.engines.model import KvShape, KvStore
 from completion_ls.engines.tree import KvSequence, View
 
 _log = logging.getLogger(__name__)
@@ -28,16 +28,12 @@ _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 class _Sizes:
     vocabulary: int
     context: int
-    layers: int
-    kv_heads: int
-    head_dim: int
 
 
 class TransformersModel:
     """Any causal language model of transformers whose layers all keep keys and values of one size."""
 
     is_compiled = False
-    kv_dtype = torch.float32
 
     def __init__(self, model: Any) -> None:
         """Raises ValueError or what transformers raises where it is not such a model."""
@@ -51,10 +47,8 @@ class TransformersModel:
         self.shape = _Sizes(
             vocabulary=config.vocab_size,
             context=min(config.max_position_embeddings, window),
-            layers=len(layers),
-            kv_heads=layers[0][0],
-            head_dim=layers[0][1],
         )
+        self.kv = KvShape(len(layers), *layers[0], torch.float32)
         self._takes_count = "logits_to_keep" in parameters
         if self.shape.context < config.max_position_embeddings:
             _log.warning(

@@ -82,7 +82,7 @@ class KvSequence:
     """
 
     layers: list[Tensor]
-    """Per layer [2 (keys, values), kv_heads, capacity in slots, head_dim]."""
+    """Per layer [2 (keys, values), heads, capacity in slots, width] of the model's `KvShape`."""
     tokens: list[int] = field(default_factory=list)
     """Tokens whose keys and values are there, by slot."""
     line: int = 0

@@ -163,7 +163,7 @@ def test_what_is_drawn_follows_the_models_own_distribution(engines: Engines) -> 
     temperature, top_k, draws = 0.7, 8, 1000
     start = prompt(3, 20)
     model = engines.model
-    kv = KvCache(model.shape, 2**30, model.kv_dtype).acquire(start, len(start) + 1)
+    kv = KvCache(model.kv, 2**30).acquire(start, len(start) + 1)
     assert kv is not None
     first = model.forward(start, kv, 1)[0]
     kv.extend(start)

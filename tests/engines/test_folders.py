@@ -48,11 +48,8 @@ def same(folder: Path, other: Path) -> bool:
 
 class _Kv:
     def __init__(self, llama: Llama) -> None:
-        shape = llama.shape
         self.length = 0
-        self.layers = [
-            torch.empty(2, shape.kv_heads, 64, shape.head_dim) for _ in range(shape.layers)
-        ]
+        self.layers = [llama.kv.empty(64) for _ in range(llama.kv.layers)]
 
 
 # config.json

@@ -1,7 +1,6 @@
 """The cache returns right contents, keeps what is worth keeping and stays within its cap."""
 
 import random
-from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -9,28 +8,11 @@ from hypothesis import strategies as st
 
 from completion_ls.decode.tokens import common_prefix
 from completion_ls.engines.kv import BLOCK, EXPENDABLE, KvCache
-from completion_ls.engines.shape import LlamaShape
+from completion_ls.engines.model import KvShape
 from completion_ls.engines.tree import KvSequence
 
-SHAPE = LlamaShape(
-    vocabulary=1000,
-    hidden=8,
-    intermediate=8,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=2,
-    norm_eps=1e-5,
-    context=4096,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tied=True,
-    qkv_bias=False,
-    out_bias=False,
-    mlp_bias=False,
-    head_norm=False,
-)
-BLOCK_BYTES = BLOCK * SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_dim * 4
+SHAPE = KvShape(layers=2, heads=1, width=2, dtype=torch.float32)
+BLOCK_BYTES = BLOCK * SHAPE.nbytes
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -189,7 +171,7 @@ def test_common_prefix(shared: list[int], one: list[int], two: list[int]) -> Non
 def test_any_history_keeps_contents_and_cap(
     history: list[tuple[str, int, int, int, int]], blocks: int
 ) -> None:
-    cache = KvCache(replace(SHAPE, layers=2), blocks * BLOCK_BYTES)
+    cache = KvCache(SHAPE, blocks * BLOCK_BYTES)
     running: list[KvSequence] = []
     for action, which, cursor, typed, generated in history:
         if action == "acquire":

@@ -19,7 +19,7 @@ PROMPT = tuple(random.Random(3).choices(range(97), k=150))
 def test_all_positions_of_one_pass(tiny: Callable, architecture: str) -> None:
     model = tiny(architecture)
     llama = Llama.read(model.folder)
-    kv = KvCache(llama.shape, 2**24).acquire(PROMPT, len(PROMPT))
+    kv = KvCache(llama.kv, 2**24).acquire(PROMPT, len(PROMPT))
     with torch.inference_mode():
         expected = model.reference(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(llama.forward(PROMPT, kv, len(PROMPT)), expected, atol=2e-4, rtol=0)
@@ -31,9 +31,9 @@ def test_cutting_a_prompt_changes_nothing(
     tiny: Callable, architecture: str, cuts: list[int]
 ) -> None:
     llama = Llama.read(tiny(architecture).folder)
-    whole = KvCache(llama.shape, 2**24).acquire(PROMPT, len(PROMPT))
+    whole = KvCache(llama.kv, 2**24).acquire(PROMPT, len(PROMPT))
     expected = llama.forward(PROMPT, whole, len(PROMPT))
-    kv = KvCache(llama.shape, 2**24).acquire(PROMPT, len(PROMPT))
+    kv = KvCache(llama.kv, 2**24).acquire(PROMPT, len(PROMPT))
     ends = [*sorted(cuts), len(PROMPT)]
     for start, end in zip([0, *ends], ends, strict=False):
         # Every other chunk gives all its logits, the rest none.
@@ -48,7 +48,7 @@ def test_cutting_a_prompt_changes_nothing(
 def test_a_pass_repeated_over_its_own_trace_gives_the_same(tiny: Callable) -> None:
     """Verification rejects tokens: what they wrote lies behind the length and must not show."""
     llama = Llama.read(tiny("qwen3").folder)
-    kv = KvCache(llama.shape, 2**24).acquire(PROMPT, len(PROMPT))
+    kv = KvCache(llama.kv, 2**24).acquire(PROMPT, len(PROMPT))
     llama.forward(PROMPT[:100], kv, 0)
     kv.tokens.extend(PROMPT[:100])
     first = llama.forward(PROMPT[100:105], kv, 5)

@@ -122,12 +122,9 @@ def test_branches_in_one_pass_give_the_logits_of_their_own_texts(
     tiny: Callable, architecture: str
 ) -> None:
     model = Llama.read(tiny(architecture).folder)
-    shape = model.shape
 
     def sequence() -> KvSequence:
-        return KvSequence(
-            [torch.empty(2, shape.kv_heads, 64, shape.head_dim) for _ in range(shape.layers)]
-        )
+        return KvSequence([model.kv.empty(64) for _ in range(model.kv.layers)])
 
     def alone(tokens: list[int]) -> torch.Tensor:
         return model.forward(tokens, sequence(), 1)[0]
