@@ -9,7 +9,8 @@ from torch import Tensor
 
 from completion_ls.engines.model import KvShape
 from completion_ls.engines.native import (
-    LANES,
+    MOST_GROUP,
+    MULTIPLE,
     Native,
     NativeAttention,
     NativeLinear,
@@ -46,7 +47,7 @@ class Compiled:
     def of(cls, shape: LlamaShape, weights: LlamaWeights, native: Native) -> Compiled | None:
         """None where the compiled functions cannot do this model."""
         head = native.prepare(weights.head)
-        if head is None or shape.head_dim % LANES or shape.heads > LANES * shape.kv_heads:
+        if head is None or shape.head_dim % MULTIPLE or shape.heads > MOST_GROUP * shape.kv_heads:
             return None
         blocks = []
         for layer in weights.layers:

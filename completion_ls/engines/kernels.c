@@ -133,6 +133,9 @@ int use_threads(int threads) {
 
 /* ---- Numbers ---- */
 
+/* With sizes that are known where it is called. */
+#define INLINED static inline __attribute__((always_inline))
+
 static inline float power_of_e(float x) { /* for x <= 88, to the last bits of a float */
     float n = __builtin_rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -149,19 +152,23 @@ static inline float power_of_e(float x) { /* for x <= 88, to the last bits of a 
     return x < -87.0f ? 0.0f : p * scale;
 }
 
-/* Sixteen lanes; where the machine has shorter vectors the compiler takes several. */
-enum { LANES = 16 };
+/* As many lanes as a register of this machine has; where it has fewer than eight, compilers take two. */
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#define TWICE (2 * LANES) /* whole numbers of 16 bits in a register */
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * TWICE)));
 typedef int16_t HalfShorts __attribute__((vector_size(2 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
-typedef int8_t TwiceBytes __attribute__((vector_size(2 * LANES)));
-typedef float Half __attribute__((vector_size(2 * LANES)));
-typedef float Quarter __attribute__((vector_size(LANES)));
+typedef int8_t TwiceBytes __attribute__((vector_size(TWICE)));
+typedef float Four __attribute__((vector_size(16)));
 
 /* What is read soon is asked for now: alone, processors do not look far enough ahead. */
 static inline void fetch(const void *here, long ahead) { __builtin_prefetch((const char *)here + ahead); }
@@ -179,13 +186,11 @@ static inline Floats load_bf16(const uint16_t *from) {
 }
 
 static inline float total_of(Floats values) {
-    Half half[2];
-    Quarter quarter[2];
-    memcpy(half, &values, sizeof values);
-    half[0] += half[1];
-    memcpy(quarter, half, sizeof quarter);
-    quarter[0] += quarter[1];
-    return (quarter[0][0] + quarter[0][2]) + (quarter[0][1] + quarter[0][3]);
+    Four part[LANES / 4];
+    memcpy(part, &values, sizeof values);
+    for (int half = LANES / 8; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
 /* sum[i] + a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1]: compilers do not find the instruction. */
@@ -194,14 +199,10 @@ static inline Ints add_pairs(Ints sum, Shorts a, Shorts b) {
     return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif defined(__AVX512BW__)
     return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
-    __m256i x[2], y[2];
-    memcpy(x, &a, sizeof x);
-    memcpy(y, &b, sizeof y);
-    x[0] = _mm256_madd_epi16(x[0], y[0]);
-    x[1] = _mm256_madd_epi16(x[1], y[1]);
-    memcpy(&a, x, sizeof a);
-    return sum + (Ints)a;
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
     return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
 #endif
@@ -210,6 +211,8 @@ static inline Ints add_pairs(Ints sum, Shorts a, Shorts b) {
 static inline Floats load_bytes(const int8_t *from) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 #else
     SignedBytes bytes;
     memcpy(&bytes, from, sizeof bytes); /* in steps: GCC has no vector code for the whole way */
@@ -220,6 +223,8 @@ static inline Floats load_bytes(const int8_t *from) {
 static inline Shorts load_shorts(const int8_t *from) {
 #if defined(__AVX512BW__)
     return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
 #else
     TwiceBytes bytes;
     memcpy(&bytes, from, sizeof bytes);
@@ -227,48 +232,51 @@ static inline Shorts load_shorts(const int8_t *from) {
 #endif
 }
 
-/* Half of the sums that a and b consist of: the next power of two is taken together in each. */
-#define SUM_OF(bit, L) (((L) & (bit) ? LANES : 0) + ((L) & ~(2 * (bit) - 1)) + ((L) & ((bit) - 1)))
-#define LANES_OF(F, bit, add)                                                                           \
-    F(bit, 0) + add, F(bit, 1) + add, F(bit, 2) + add, F(bit, 3) + add, F(bit, 4) + add, F(bit, 5) + add, \
-        F(bit, 6) + add, F(bit, 7) + add, F(bit, 8) + add, F(bit, 9) + add, F(bit, 10) + add,             \
-        F(bit, 11) + add, F(bit, 12) + add, F(bit, 13) + add, F(bit, 14) + add, F(bit, 15) + add
 #if defined(__clang__)
 #define CHOOSE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define CHOOSE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
 #endif
-/* Halves of a and b, in runs of `bit` lanes: x[k] keeps its lanes without the bit and takes those of x[k + bit] for the
- * others, and the other way round. */
-#define FIRST_OF(bit, L) ((L) & (bit) ? LANES + (L) - (bit) : (L))
-#define SECOND_OF(bit, L) ((L) & (bit) ? LANES + (L) : (L) + (bit))
-#define SWAP_FIRST(bit, a, b) CHOOSE(a, b, LANES_OF(FIRST_OF, bit, 0))
-#define SWAP_SECOND(bit, a, b) CHOOSE(a, b, LANES_OF(SECOND_OF, bit, 0))
-#define FOLD(bit, a, b) (CHOOSE(a, b, LANES_OF(SUM_OF, bit, 0)) + CHOOSE(a, b, LANES_OF(SUM_OF, bit, bit)))
+#define EIGHT_OF(F, bit, n) \
+    F(bit, n), F(bit, n + 1), F(bit, n + 2), F(bit, n + 3), F(bit, n + 4), F(bit, n + 5), F(bit, n + 6), F(bit, n + 7)
+#if LANES == 16
+#define LANES_OF(F, bit) EIGHT_OF(F, bit, 0), EIGHT_OF(F, bit, 8)
+#else
+#define LANES_OF(F, bit) EIGHT_OF(F, bit, 0)
+#endif
+
+/* The lanes of a and b whose number has not the bit, and those whose number has it: side by side, those of b
+ * where it is set. */
+#define WITHOUT_BIT(bit, L) ((L) & (bit) ? LANES + (L) - (bit) : (L))
+#define WITH_BIT(bit, L) ((L) & (bit) ? LANES + (L) : (L) + (bit))
+#define LANES_WITHOUT(bit, a, b) CHOOSE(a, b, LANES_OF(WITHOUT_BIT, bit))
+#define LANES_WITH(bit, a, b) CHOOSE(a, b, LANES_OF(WITH_BIT, bit))
+
+#define SWAP(bit)                                               \
+    for (int k = 0; k < LANES; k++)                             \
+        if (!(k & bit)) {                                       \
+            const Ints first = LANES_WITHOUT(bit, x[k], x[k + bit]); \
+            x[k + bit] = LANES_WITH(bit, x[k], x[k + bit]);     \
+            x[k] = first;                                       \
+        }
+#define FOLD(bit) \
+    for (int k = 0; k < bit; k++) x[k] = LANES_WITHOUT(bit, x[k], x[k + bit]) + LANES_WITH(bit, x[k], x[k + bit]);
 
 /* Lane k of x[i] and lane i of x[k] change places. */
 static inline void transpose(Ints x[LANES]) {
-    for (int bit = 1; bit < LANES; bit *= 2)
-        for (int k = 0; k < LANES; k++)
-            if (!(k & bit)) {
-                Ints first, second;
-                switch (bit) {
-                case 1: first = SWAP_FIRST(1, x[k], x[k + 1]), second = SWAP_SECOND(1, x[k], x[k + 1]); break;
-                case 2: first = SWAP_FIRST(2, x[k], x[k + 2]), second = SWAP_SECOND(2, x[k], x[k + 2]); break;
-                case 4: first = SWAP_FIRST(4, x[k], x[k + 4]), second = SWAP_SECOND(4, x[k], x[k + 4]); break;
-                default: first = SWAP_FIRST(8, x[k], x[k + 8]), second = SWAP_SECOND(8, x[k], x[k + 8]);
-                }
-                x[k] = first;
-                x[k + bit] = second;
-            }
+    SWAP(1) SWAP(2) SWAP(4)
+#if LANES == 16
+    SWAP(8)
+#endif
 }
 
 /* Lane k of the result is the total of x[k]. */
 static inline Ints totals_of(Ints x[LANES]) {
-    for (int k = 0; k < 8; k++) x[k] = FOLD(8, x[k], x[k + 8]);
-    for (int k = 0; k < 4; k++) x[k] = FOLD(4, x[k], x[k + 4]);
-    for (int k = 0; k < 2; k++) x[k] = FOLD(2, x[k], x[k + 2]);
-    return FOLD(1, x[0], x[1]);
+#if LANES == 16
+    FOLD(8)
+#endif
+    FOLD(4) FOLD(2) FOLD(1)
+    return x[0];
 }
 
 static inline float dot(const float *a, const float *b, int n) {
@@ -289,9 +297,9 @@ static void normalize(const float *restrict x, const float *restrict weight, int
 /* ---- Linear layers ---- */
 
 enum { INT8, INT4, BF16 };
-enum { GROUP = 32, TILE = 4, SCRATCH = 12288, SHARED_ROWS = 8, LINE = 64 };
+enum { GROUP = 32, TILE = 4, TILE_ROWS = LANES / TILE, MANY = 16, SCRATCH = 12288 /* widened weights */, LINE = 64 /* bytes of the cache */ };
 
-#define PADDED(n) (((n) + 31) / 32 * 32)
+#define PADDED(n) (((n) + TWICE - 1) / TWICE * TWICE)
 
 typedef struct {
     int32_t kind, outputs, inputs;
@@ -331,45 +339,47 @@ static float quantize(const float *restrict x, int n, float limit, int16_t *rest
     return largest / limit;
 }
 
-static inline __attribute__((always_inline)) Shorts load_whole(const int16_t *from) {
+INLINED Shorts load_whole(const int16_t *from) {
     Shorts values;
     memcpy(&values, from, sizeof values);
     return values;
 }
 
-/* Adds the products of 32 weights in each of four rows with those of some inputs: each that is read is
- * used four times. */
-static inline __attribute__((always_inline)) void multiply(Ints sum[TILE * TILE], const Shorts a[TILE], const int16_t *v,
-                                                           int stride, const int rows) {
+/* Adds the products of some weights in each of four rows with those of some rows of inputs: each that is
+ * read is used several times. */
+INLINED void multiply(Ints sum[LANES], const Shorts w[TILE], const int16_t *v, int stride, const int rows) {
     for (int r = 0; r < rows; r++) {
-        const Shorts b = load_whole(v + r * stride);
-        for (int i = 0; i < TILE; i++) sum[r * TILE + i] = add_pairs(sum[r * TILE + i], a[i], b);
+        const Shorts inputs = load_whole(v + r * stride);
+        for (int i = 0; i < TILE; i++) sum[r * TILE + i] = add_pairs(sum[r * TILE + i], w[i], inputs);
     }
 }
 
-static inline __attribute__((always_inline)) Ints tile_of_bytes(const int8_t *const w[TILE], int n, const int16_t *v, const int rows) {
-    const int stride = PADDED(n);
-    Ints sum[TILE * TILE] = {{0}};
+/* The sums of a tile, lane r * TILE + i that of row r and output i: from rows of weights as they are, */
+INLINED Ints tile_of_bytes(const int8_t *const w[TILE], int n, const int16_t *v, const int rows) {
+    Ints sum[LANES] = {{0}};
+    Shorts wide[TILE];
     int k = 0;
-    for (; k + 32 <= n; k += 32) {
-        fetch(w[k / 32 % 2] + k, 2 * TILE * n), fetch(w[2 + k / 32 % 2] + k, 2 * TILE * n);
-        const Shorts a[TILE] = {load_shorts(w[0] + k), load_shorts(w[1] + k), load_shorts(w[2] + k), load_shorts(w[3] + k)};
-        multiply(sum, a, v + k, stride, rows);
+    for (; k + TWICE <= n; k += TWICE) {
+        for (int i = 0; i < TILE; i++) wide[i] = load_shorts(w[i] + k);
+        for (int i = k / TWICE % (64 / TWICE); i < TILE; i += 64 / TWICE) fetch(w[i] + k, 2 * TILE * n); /* each line of it once */
+        multiply(sum, wide, v + k, PADDED(n), rows);
     }
     if (k < n) { /* what is behind the last row is not ours to read */
-        int8_t rest[TILE][32] = {{0}};
+        int8_t rest[TILE][TWICE] = {{0}};
         for (int i = 0; i < TILE; i++) memcpy(rest[i], w[i] + k, n - k);
-        const Shorts a[TILE] = {load_shorts(rest[0]), load_shorts(rest[1]), load_shorts(rest[2]), load_shorts(rest[3])};
-        multiply(sum, a, v + k, stride, rows);
+        for (int i = 0; i < TILE; i++) wide[i] = load_shorts(rest[i]);
+        multiply(sum, wide, v + k, PADDED(n), rows);
     }
     return totals_of(sum);
 }
 
-static inline __attribute__((always_inline)) Ints tile_of_shorts(const int16_t *w, int stride, const int16_t *v, const int rows) {
-    Ints sum[TILE * TILE] = {{0}};
-    for (int k = 0; k < stride; k += 32, w += 32) {
-        const Shorts a[TILE] = {load_whole(w), load_whole(w + stride), load_whole(w + 2 * stride), load_whole(w + 3 * stride)};
-        multiply(sum, a, v + k, stride, rows);
+/* or from rows that were widened. */
+INLINED Ints tile_of_shorts(const int16_t *w, int stride, const int16_t *v, const int rows) {
+    Ints sum[LANES] = {{0}};
+    Shorts wide[TILE];
+    for (int k = 0; k < stride; k += TWICE) {
+        for (int i = 0; i < TILE; i++) wide[i] = load_whole(w + i * stride + k);
+        multiply(sum, wide, v + k, stride, rows);
     }
     return totals_of(sum);
 }
@@ -381,11 +391,13 @@ static inline void put(const Product *p, int row, int output, float y) {
     *to = p->add ? *to + y : y;
 }
 
-/* Puts the sums of a tile: lane r * TILE + i is of row r and output i. */
-static inline __attribute__((always_inline)) void put_tile(const Product *p, int row, const int rows, int j, Ints sums) {
+#define OUTPUT_OF(tile, L) ((L) % (tile))
+#define ROW_OF(tile, L) ((L) / (tile))
+
+INLINED void put_tile(const Product *p, int row, const int rows, int j, Ints sums) {
     const Linear *l = p->layer;
     Ints scales = {0}, units = {0};
-    Quarter y[TILE], other;
+    Four y[TILE_ROWS], other;
     if (l->outputs - j < TILE) {
         for (int r = 0; r < rows; r++)
             for (int i = 0; i < l->outputs - j; i++)
@@ -394,10 +406,10 @@ static inline __attribute__((always_inline)) void put_tile(const Product *p, int
     }
     memcpy(&scales, l->scale + j, sizeof *y);
     memcpy(&units, p->unit + row, rows * sizeof(float));
-    scales = CHOOSE(scales, scales, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    units = CHOOSE(units, units, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    scales = CHOOSE(scales, scales, LANES_OF(OUTPUT_OF, TILE));
+    units = CHOOSE(units, units, LANES_OF(ROW_OF, TILE));
     Floats numbers = __builtin_convertvector(sums, Floats) * ((Floats)units * (Floats)scales);
-    if (l->bias || p->add) __asm__("" : "+m"(numbers)); /* rounded before anything is added, as in `put` */
+    if (l->bias || p->add) __asm__("" : "+m"(numbers)); /* as in `put` */
     memcpy(y, &numbers, sizeof y);
     for (int r = 0; r < rows; r++) {
         float *to = p->out + (long)(row + r) * l->outputs + j;
@@ -408,46 +420,55 @@ static inline __attribute__((always_inline)) void put_tile(const Product *p, int
 }
 
 static void int8_rows(const Product *p, int from, int to) {
-    const int n = p->layer->inputs, stride = PADDED(n), at_once = SCRATCH / stride / TILE * TILE;
-    const int8_t *weight = p->layer->weight;
-    int row = 0;
-    if (p->rows > 4 * TILE && at_once) { /* widened once for all of them */
-        int16_t wide[SCRATCH] __attribute__((aligned(LINE)));
-        for (int first = from; first < to; first += at_once) {
-            const int last = first + at_once < to ? first + at_once : to;
-            for (int j = first; j < last; j++) {
-                int16_t *own = wide + (j - first) * stride;
-                memset(own + stride - 32, 0, 32 * sizeof *own);
-                for (int k = 0; k < n / 32 * 32; k += 32) {
-                    const Shorts values = load_shorts(weight + (long)j * n + k);
-                    memcpy(own + k, &values, sizeof values);
-                }
-                for (int k = n / 32 * 32; k < n; k++) own[k] = weight[(long)j * n + k];
+    const int n = p->layer->inputs;
+    const int8_t *w[TILE];
+    for (int j = from; j < to; j += TILE) {
+        for (int i = 0; i < TILE; i++) w[i] = (const int8_t *)p->layer->weight + (long)(j + i < to ? j + i : j) * n;
+        for (int row = 0; row < p->rows; row += TILE_ROWS) {
+            const int16_t *v = p->v + (long)row * PADDED(n);
+            switch (p->rows - row) {
+            case 1: put_tile(p, row, 1, j, tile_of_bytes(w, n, v, 1)); break;
+#if LANES == 16
+            case 2: put_tile(p, row, 2, j, tile_of_bytes(w, n, v, 2)); break;
+            case 3: put_tile(p, row, 3, j, tile_of_bytes(w, n, v, 3)); break;
+#endif
+            default: put_tile(p, row, TILE_ROWS, j, tile_of_bytes(w, n, v, TILE_ROWS));
             }
-            for (row = 0; row + TILE <= p->rows; row += TILE)
-                for (int j = first; j < last; j += TILE)
-                    put_tile(p, row, TILE, j, tile_of_shorts(wide + (j - first) * stride, stride, p->v + (long)row * stride, TILE));
         }
     }
-    for (int j = from; j < to; j += TILE) {
-        const int8_t *w[TILE];
-        for (int i = 0; i < TILE; i++) w[i] = weight + (long)(j + i < to ? j + i : j) * n;
-        for (int at = row; at < p->rows; at += TILE) {
-            const int16_t *v = p->v + (long)at * stride;
-            switch (p->rows - at) {
-            case 1: put_tile(p, at, 1, j, tile_of_bytes(w, n, v, 1)); break;
-            case 2: put_tile(p, at, 2, j, tile_of_bytes(w, n, v, 2)); break;
-            case 3: put_tile(p, at, 3, j, tile_of_bytes(w, n, v, 3)); break;
-            default: put_tile(p, at, 4, j, tile_of_bytes(w, n, v, 4));
+}
+
+/* The same for many rows: some rows of weights are widened first. */
+static void int8_rows_of_many(const Product *p, int from, int to) {
+    const int n = p->layer->inputs, stride = PADDED(n), at_once = SCRATCH / stride / TILE * TILE;
+    int16_t wide[SCRATCH] __attribute__((aligned(LINE)));
+    for (int first = from; first < to; first += at_once) {
+        const int last = first + at_once < to ? first + at_once : to;
+        for (int j = first; j < last; j++) {
+            const int8_t *w = (const int8_t *)p->layer->weight + (long)j * n;
+            int16_t *own = wide + (j - first) * stride;
+            int k = 0;
+            for (; k + TWICE <= n; k += TWICE) {
+                const Shorts values = load_shorts(w + k);
+                memcpy(own + k, &values, sizeof values);
             }
+            for (; k < stride; k++) own[k] = k < n ? w[k] : 0;
         }
+        for (int row = 0; row < p->rows; row += TILE_ROWS)
+            for (int j = first; j < last; j += TILE) {
+                const int16_t *w = wide + (j - first) * stride, *v = p->v + (long)row * stride;
+                if (p->rows - row >= TILE_ROWS) put_tile(p, row, TILE_ROWS, j, tile_of_shorts(w, stride, v, TILE_ROWS));
+                else
+                    for (int r = row; r < p->rows; r++, v += stride)
+                        put_tile(p, r, 1, j, tile_of_shorts(w, stride, v, 1));
+            }
     }
 }
 
 enum { WIDE_TILE = 8, FAR = 4096 /* bytes */ };
 
 /* Weights that are widened to floats, sixteen at a time, and used for some rows of inputs. */
-static inline __attribute__((always_inline)) void float_rows(const Product *p, int j, int row, const int rows,
+INLINED void float_rows(const Product *p, int j, int row, const int rows,
                                                              const int is_int4) {
     const Linear *l = p->layer;
     const int n = l->inputs;
@@ -456,18 +477,20 @@ static inline __attribute__((always_inline)) void float_rows(const Product *p, i
     if (is_int4) {
         const uint8_t *w = (const uint8_t *)l->weight + (long)j * (n / 2);
         const float *pair = l->pairs + (long)j * (n / GROUP) * 2;
-        for (int k = 0; k < n; k += GROUP, w += LANES, pair += 2) {
-            Bytes bytes;
-            memcpy(&bytes, w, sizeof bytes);
+        for (int k = 0; k < n; k += GROUP, w += GROUP / 2, pair += 2) {
             fetch(w, FAR);
             fetch(pair, FAR / 2);
-            Words words = __builtin_convertvector(__builtin_convertvector(bytes, Halves), Words);
             const float scale = pair[0], least = pair[1];
-            Floats first = __builtin_convertvector((Ints)(words & 15), Floats) * scale + least;
-            Floats second = __builtin_convertvector((Ints)(words >> 4), Floats) * scale + least;
-            for (int r = 0; r < rows; r++) {
-                sum[r] += first * load(x + r * n + k);
-                sum[r] += second * load(x + r * n + k + LANES);
+            for (int i = 0; i < GROUP / 2; i += LANES) {
+                Bytes bytes;
+                memcpy(&bytes, w + i, sizeof bytes);
+                Words words = __builtin_convertvector(__builtin_convertvector(bytes, Halves), Words);
+                Floats first = __builtin_convertvector((Ints)(words & 15), Floats) * scale + least;
+                Floats second = __builtin_convertvector((Ints)(words >> 4), Floats) * scale + least;
+                for (int r = 0; r < rows; r++) {
+                    sum[r] += first * load(x + r * n + k + i);
+                    sum[r] += second * load(x + r * n + k + i + GROUP / 2);
+                }
             }
         }
     } else {
@@ -503,8 +526,10 @@ static void product_part(void *argument, int part, int worker) {
     const int from = TILE * (int)((long)tiles * part / p->parts);
     int to = TILE * (int)((long)tiles * (part + 1) / p->parts);
     to = to < p->layer->outputs ? to : p->layer->outputs;
-    if (p->layer->kind == INT8) int8_rows(p, from, to);
-    else wide_rows(p, from, to);
+    const int fits = PADDED(p->layer->inputs) * TILE <= SCRATCH;
+    if (p->layer->kind != INT8) wide_rows(p, from, to);
+    else if (p->rows > MANY && fits) int8_rows_of_many(p, from, to);
+    else int8_rows(p, from, to);
 }
 
 /* One row of a layer's inputs: x through the RMS norm where there is one; or, if it is `gated`
@@ -520,6 +545,13 @@ static void make_input(const float *restrict x, int n, const float *norm, float 
     } else {
         memcpy(out, x, n * sizeof(float));
     }
+}
+
+/* What is little for each row is not worth a helper where there are few. */
+static void share_rows(Work work, void *argument, int rows) {
+    if (rows > MANY) share(work, argument, rows);
+    else
+        for (int row = 0; row < rows; row++) work(argument, row, 0);
 }
 
 static void *aligned(size_t bytes) { return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE); }
@@ -545,10 +577,7 @@ int linear(const Linear *layer, const float *x, int rows, const float *norm, flo
     pthread_mutex_lock(&pool.caller);
     Product product = {layer, x, norm, eps, gated, input, v, unit, out, rows, add,
                        4 * (atomic_load(&pool.wanted) + 1)};
-    if (rows < SHARED_ROWS)
-        for (int row = 0; row < rows; row++) prepare_part(&product, row, 0);
-    else
-        share(prepare_part, &product, rows);
+    share_rows(prepare_part, &product, rows);
     share(product_part, &product, product.parts);
     pthread_mutex_unlock(&pool.caller);
     free(v);
@@ -562,7 +591,7 @@ int linear(const Linear *layer, const float *x, int rows, const float *norm, flo
  * fixed places of it, wherever they are in the cache; scores are sums of whole numbers, and values
  * are added one key after the other: so its result is the same to the bit in whatever pass. */
 
-enum { KEYS = 128, BATCH = 6, FEW = 8, TOGETHER = 32 }; /* keys in a block; queries whose scores are
+enum { KEYS = 128, BATCH = 6, FEW = 8, MOST_GROUP = 16, TOGETHER = 32 }; /* keys in a block; queries whose scores are
     computed at once; queries that are not worth preparing the keys; rows of which blocks are shared */
 
 typedef struct {
@@ -615,8 +644,8 @@ static void to_weights(float *restrict s, int end, const float *restrict units, 
 }
 
 /* Adds the values [count, size], weighted by s[queries, KEYS], up: to [queries, size + 2]. */
-static inline __attribute__((always_inline)) void add_values(
-    const float *s, const float *values, int count, float *to, const int queries, const int size) {
+INLINED void add_values(const float *s, const float *values, int count, float *to, const int queries,
+                        const int size) {
     Floats sum[queries][size / LANES];
     memset(sum, 0, sizeof sum);
     for (int t = 0; t < count; t++)
@@ -627,8 +656,8 @@ static inline __attribute__((always_inline)) void add_values(
     for (int n = 0; n < queries; n++) memcpy(to + n * (size + 2), sum[n], sizeof sum[n]);
 }
 
-static inline __attribute__((always_inline)) void add_bytes(
-    const float *s, const int8_t *values, const int32_t *slot, int count, float *to, const int queries, const int size) {
+INLINED void add_bytes(const float *s, const int8_t *values, const int32_t *slot, int count, float *to,
+                       const int queries, const int size) {
     Floats sum[queries][size / LANES];
     memset(sum, 0, sizeof sum);
     for (int t = 0; t < count; t++)
@@ -641,16 +670,18 @@ static inline __attribute__((always_inline)) void add_bytes(
 
 /* One block: `count` keys from `from` on, of which query n sees those before `ends[n / group]`; to `to`
  * [queries, size + 2]. For many queries, */
-static inline __attribute__((always_inline)) void block_of_many(
+INLINED void block_of_many(
     const Attention *a, int head, int from, int count, const int32_t *ends, float *to, const int size) {
     const int8_t *keys = a->cache + ((long)head * a->h->capacity + from) * STRIDE(size);
     const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
-    const int at_once = size <= 64 ? BATCH : size <= 128 ? BATCH / 2 : 1; /* sums that fit into registers */
+    const int at_once = LANES == 16 && size <= 64 ? BATCH : LANES == 16 && size <= 128 ? BATCH / 2 : 1; /* sums that
+        fit into registers */
     Ints turned[KEYS / LANES][WIDTH(size) / 4]; /* four elements of each key beside the same of the next */
     float wide[KEYS * size], s[BATCH * KEYS], key_units[KEYS], value_units[KEYS];
     for (int t = 0; t < KEYS; t++) {
         const long at = (long)(t < count ? t : count - 1) * STRIDE(size);
-        for (int i = 0; i < WIDTH(size) / 64; i++) memcpy(&turned[t / LANES][i * LANES + t % LANES], keys + at + i * 64, 64);
+        for (int i = 0; i < WIDTH(size) / 4; i += LANES)
+            memcpy(&turned[t / LANES][i + t % LANES], keys + at + i * 4, sizeof **turned);
         for (int i = 0; i < size; i += LANES) {
             const Floats value = load_bytes(values + at + i);
             memcpy(wide + t * size + i, &value, sizeof value);
@@ -674,16 +705,16 @@ static inline __attribute__((always_inline)) void block_of_many(
             }
         }
         for (int t = 0; t < KEYS; t += LANES) {
-            Ints sum[BATCH] = {{0}}, other[BATCH] = {{0}}; /* two, so that none waits for the one before */
+            Ints sum[BATCH] = {{0}};
             for (int i = 0; i < WIDTH(size) / 4; i++) {
                 const Shorts four = (Shorts)turned[t / LANES][i];
                 for (int n = 0; n < BATCH; n++) {
                     sum[n] = add_pairs(sum[n], four << 8 >> 8, (Shorts)((Ints){0} + even[n][i]));
-                    other[n] = add_pairs(other[n], four >> 8, (Shorts)((Ints){0} + odd[n][i]));
+                    sum[n] = add_pairs(sum[n], four >> 8, (Shorts)((Ints){0} + odd[n][i]));
                 }
             }
             for (int n = 0; n < some; n++) {
-                const Floats scores = __builtin_convertvector(sum[n] + other[n], Floats) * (load(key_units + t) * unit[n]);
+                const Floats scores = __builtin_convertvector(sum[n], Floats) * (load(key_units + t) * unit[n]);
                 memcpy(s + n * KEYS + t, &scores, sizeof scores);
             }
         }
@@ -692,20 +723,21 @@ static inline __attribute__((always_inline)) void block_of_many(
             to_weights(s + n * KEYS, ends[(first + n) / a->group], value_units, own + n * (size + 2) + size,
                        own + n * (size + 2) + size + 1);
         int n = 0;
-        for (; n + at_once <= some; n += at_once) add_values(s + n * KEYS, wide, count, own + n * (size + 2), at_once, size);
+        for (; n + at_once <= some; n += at_once)
+            add_values(s + n * KEYS, wide, count, own + n * (size + 2), at_once, size);
         for (; n < some; n++) add_values(s + n * KEYS, wide, count, own + n * (size + 2), 1, size);
     }
 }
 
 /* and for few, from `first` on, where the keys are in `slot[...]`. */
-static inline __attribute__((always_inline)) void block_of_few(
+INLINED void block_of_few(
     const Attention *a, int head, int first, int queries, const int32_t *slot, int count, const int32_t *ends,
     float *to, const int size) {
     const int8_t *keys = a->cache + (long)head * a->h->capacity * STRIDE(size);
     const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
     const int16_t *q = a->q + ((long)head * a->queries + first) * WIDTH(size);
     const float *unit = a->unit + (long)head * a->queries + first;
-    float s[LANES * KEYS], value_units[KEYS] = {0};
+    float s[MOST_GROUP * KEYS], value_units[KEYS] = {0};
     for (int t = 0; t < count; t += LANES) {
         const int8_t *key[LANES];
         float key_units[LANES];
@@ -717,7 +749,7 @@ static inline __attribute__((always_inline)) void block_of_few(
         }
         for (int n = 0; n < queries; n++) {
             Ints sum[LANES] = {{0}};
-            for (int i = 0; i < WIDTH(size); i += 32) {
+            for (int i = 0; i < WIDTH(size); i += TWICE) {
                 Shorts query;
                 memcpy(&query, q + n * WIDTH(size) + i, sizeof query);
                 for (int k = 0; k < LANES; k++) sum[k] = add_pairs(sum[k], load_shorts(key[k] + i), query);
@@ -730,7 +762,8 @@ static inline __attribute__((always_inline)) void block_of_few(
         to_weights(s + n * KEYS, ends[n / a->group] < count ? ends[n / a->group] : count, value_units,
                    to + n * (size + 2) + size, to + n * (size + 2) + size + 1);
     for (int n = 0; n < queries;) {
-        const int some = queries - n >= 4 && size <= 64 ? 4 : queries - n >= 3 && size <= 128 ? 3 : 1;
+        const int left = LANES == 16 ? queries - n : 1; /* so that sums fit into registers */
+        const int some = left >= 4 && size <= 64 ? 4 : left >= 3 && size <= 128 ? 3 : 1;
         float *own = to + n * (size + 2);
         if (some == 4) add_bytes(s + n * KEYS, values, slot, count, own, 4, size);
         else if (some == 3) add_bytes(s + n * KEYS, values, slot, count, own, 3, size);
@@ -739,7 +772,7 @@ static inline __attribute__((always_inline)) void block_of_few(
     }
 }
 
-static inline __attribute__((always_inline)) void blocks_of(const Attention *a, int part, const int size) {
+INLINED void blocks_of(const Attention *a, int part, const int size) {
     const int head = part % a->h->kv_heads, number = part / a->h->kv_heads;
     const long step = (long)a->queries * (size + 2);
     float *sums = a->sums + head * a->blocks * step;
@@ -836,7 +869,8 @@ static void join_part(void *argument, int row, int worker) {
     const long step = (long)a->queries * (size + 2);
     (void)worker;
     for (int n = 0; n < a->h->heads; n++) {
-        const float *part = a->sums + n / a->group * a->blocks * step + (long)(row * a->group + n % a->group) * (size + 2);
+        const int query = row * a->group + n % a->group;
+        const float *part = a->sums + n / a->group * a->blocks * step + (long)query * (size + 2);
         float largest = -3e38f, total = 0, sum[size];
         for (int b = 0; b < own; b++) largest = part[b * step + size] > largest ? part[b * step + size] : largest;
         memset(sum, 0, sizeof sum);
@@ -854,7 +888,7 @@ static void join_part(void *argument, int row, int worker) {
  * on; out [rows, heads * size] is the attention of each row over the first `ends[row]` tokens of its
  * text. These are in slots of the same number up to `common`, and from there on as well if `slots` is
  * NULL; otherwise the rest of them is in slots[row, 0 ... longest - 1]. `cos` and `sin` are
- * [rows, size]; the size of a head is a multiple of LANES, and not more than LANES of them share a
+ * [rows, size]; the size of a head is a multiple of 16, and not more than MOST_GROUP of them share a
  * key head. Returns 1 where there is no memory. */
 int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, int8_t *cache, int all_rows,
            int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
@@ -862,7 +896,7 @@ int attend(const Heads *h, const float *qkv, const float *cos, const float *sin,
     const int most = (all_rows < TOGETHER ? all_rows : TOGETHER) * group;
     int last = 0;
     for (int row = 0; row < all_rows; row++) last = ends[row] > last ? ends[row] : last;
-    const long of_sums = (long)h->kv_heads * ((last + KEYS - 1) / KEYS) * most * (size + 2), of_unit = (long)h->kv_heads * most;
+    const long of_unit = (long)h->kv_heads * most, of_sums = of_unit * ((last + KEYS - 1) / KEYS) * (size + 2);
     float *sums = malloc(sizeof(float) * (of_sums + of_unit) + sizeof(int16_t) * of_unit * WIDTH(size));
     if (!sums) return 1;
     float *unit = sums + of_sums;
@@ -870,7 +904,7 @@ int attend(const Heads *h, const float *qkv, const float *cos, const float *sin,
                    .slots = slots, .longest = longest, .ends = ends, .group = group, .out = out,
                    .sums = sums, .unit = unit, .q = (int16_t *)(unit + of_unit)};
     pthread_mutex_lock(&pool.caller);
-    share(keep_part, &a, all_rows);
+    share_rows(keep_part, &a, all_rows);
     for (int first = 0; first < all_rows; first += TOGETHER) {
         a.rows = all_rows - first < TOGETHER ? all_rows - first : TOGETHER;
         a.queries = a.rows * group;
@@ -878,9 +912,9 @@ int attend(const Heads *h, const float *qkv, const float *cos, const float *sin,
         for (int row = 0; row < a.rows; row++) last = a.ends[row] > last ? a.ends[row] : last;
         a.blocks = (last + KEYS - 1) / KEYS;
         a.shared = slots ? common / KEYS : a.blocks;
-        share(ask_part, &a, a.rows);
+        share_rows(ask_part, &a, a.rows);
         share(blocks_part, &a, h->kv_heads * (a.shared + (slots ? a.rows : 0)));
-        share(join_part, &a, a.rows);
+        share_rows(join_part, &a, a.rows);
         a.qkv += (long)a.rows * (h->heads + 2 * h->kv_heads) * size;
         a.cos += (long)a.rows * size;
         a.sin += (long)a.rows * size;

@@ -42,8 +42,10 @@ _log = logging.getLogger(__name__)
 
 ROW_OF = 64
 """Rows of keys and values are padded to a multiple of this."""
-LANES = 16
-"""The size of a head must be a multiple of this, and a key head serve no more query heads."""
+MULTIPLE = 16
+"""The size of a head, and the inputs of a layer in bfloat16, must be a multiple of this."""
+MOST_GROUP = 16
+"""A key head may serve so many query heads."""
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = (
@@ -103,7 +105,7 @@ class Native:
                 fields = {"kind": INT8, "limit": layer.limit, "scale": scale}
             case Int4Linear():
                 fields = {"kind": INT4, "pairs": layer.pairs.data_ptr()}
-            case Bf16Linear() if layer.inputs % LANES == 0:
+            case Bf16Linear() if layer.inputs % MULTIPLE == 0:
                 fields = {"kind": BF16}
             case _:
                 return None
