@@ -70,6 +70,7 @@ def finish(engine: TorchCpuEngine, aside: Aside) -> tuple[int, int]:
     return reused, computed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [True, False])
 def test_the_first_key_of_a_line_costs_little_where_the_window_moves(
     engine: TorchCpuEngine, prompts: PromptBuilder, ahead: bool

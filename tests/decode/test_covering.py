@@ -135,6 +135,7 @@ def test_beyond_and_inside_are_what_they_say(vocabulary: Vocabulary, text: bytes
     assert set(vocabulary.inside(text).tolist()) == inside
 
 
+@pytest.mark.long
 @given(st.sampled_from(WORDS), st.integers(0, 10_000))
 @example(" values", 95)  # the tokenizer does not agree with the best on the trunk
 @example("\n        ", 705)  # the best is behind all of the word, off the trunk
@@ -173,6 +174,7 @@ def test_the_distribution_is_the_conditional_one(
     assert apart < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", [" va", "\n    ", " ", "retur"])
 def test_draws_follow_the_conditional_distribution(
     vocabulary: Vocabulary, tokenizer: Tokenizer, word: str

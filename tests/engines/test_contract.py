@@ -436,6 +436,7 @@ edits = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(edits, st.sampled_from(ARCHITECTURES))
 def test_no_history_changes_an_answer(

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,6 +155,7 @@ def test_common_prefix(shared: list[int], one: list[int], two: list[int]) -> Non
     assert common_prefix(a, b) == expected
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(

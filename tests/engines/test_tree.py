@@ -53,6 +53,7 @@ edits = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(edits)
 def test_every_slot_keeps_its_own_past(history: list[tuple[str, list[int]]]) -> None:

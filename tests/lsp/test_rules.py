@@ -234,6 +234,7 @@ def test_stop_is_not_contradicted_by_more_text(
     assert stop(raw + more, before=before, mode=mode, max_lines=max_lines) == cut
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(close_raws(), modes)
 def test_offers_of_growing_text_are_prefixes_of_the_last(
@@ -247,6 +248,7 @@ def is_subsequence(part: str, whole: str) -> bool:
     return all(character in rest for character in part)
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(close_raws(), modes, st.booleans())
 def test_accepting_loses_nothing_of_the_user(
