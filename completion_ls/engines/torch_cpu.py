@@ -25,6 +25,7 @@ from completion_ls.engines.contract import (
 )
 from completion_ls.engines.draft_model import DraftModel, check_vocabulary
 from completion_ls.engines.drafts import Drafts, JobDrafts
+from completion_ls.engines.jobs import check_job, next_job
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
@@ -81,10 +82,8 @@ class _Running:
 class TorchCpuEngine:
     """`contract.Engine` on the CPU.
 
-    In the lowest lane that has jobs, the newest job that is not prefilled goes first, one chunk of
-    `prefill_chunk` tokens per step, so that a fresh keystroke never waits for an older one's
-    decode; then the jobs decode in turn, one token of one job per step. The step that ends a
-    prefill also gives the first token.
+    Jobs go on in the order of `jobs.next_job`, by a chunk of `prefill_chunk` prompt tokens or one
+    token of output per step. The step that ends a prefill also gives the first token.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class TorchCpuEngine:
         self._chunk = settings.prefill_chunk
         self._max_context = max_context
         self._cache = KvCache(model.kv, settings.kv_memory_mb * 2**20)
-        # In the order of arrival; a job that decoded moves to the end.
         self._jobs: dict[int, _Running] = {}
         self._passes = self._reused = self._computed = self._generated = 0
 
@@ -166,25 +164,12 @@ class TorchCpuEngine:
     def add(self, job: Job) -> None:
         """Accept a job; nothing is computed yet. Raises ValueError (a sentence) when it is empty,
         does not fit, names tokens that the model does not have, or its id is in use."""
-        total = len(job.prompt) + job.max_new_tokens
         if job.id in self._jobs:
             raise ValueError(f"A job with the id {job.id} is still running; give each its own id.")
-        if not job.prompt or job.max_new_tokens < 1:
-            raise ValueError("A job needs at least one prompt token and one token to produce.")
-        if total > self._max_context:
-            raise ValueError(
-                f"The job has {len(job.prompt)} prompt tokens and asks for {job.max_new_tokens} "
-                f"more, but the context holds {self._max_context}. Shorten one of them."
-            )
-        if not 0 <= min(job.prompt) <= max(job.prompt) < self._model.shape.vocabulary:
-            raise ValueError(
-                f"The prompt has token ids outside 0 to {self._model.shape.vocabulary - 1}; it was "
-                "made with another model's tokenizer."
-            )
-        if job.unfinished and (not self._vocabulary or len(job.prompt) <= job.unfinished.tokens):
-            raise ValueError(
-                "An unfinished word needs a token before it, and a model with a tokenizer.json."
-            )
+        has_tokenizer = self._vocabulary is not None
+        check_job(
+            job, self._max_context, self._model.shape.vocabulary, has_tokenizer=has_tokenizer
+        )
         self._jobs[job.id] = _Running(job, job.lane)
 
     def cancel(self, job_id: int) -> None:
@@ -212,7 +197,7 @@ class TorchCpuEngine:
         """
         if not self._jobs:
             return []
-        running = self._next()
+        running = next_job(self._jobs)
         try:
             event = self._decode(running) if running.prefilled else self._prefill(running)
         except Exception as error:
@@ -246,16 +231,6 @@ class TorchCpuEngine:
         """Drop all jobs and KV. The weights go with the engine itself."""
         self._jobs.clear()
         self._cache.clear()
-
-    def _next(self) -> _Running:
-        lane = min(running.lane for running in self._jobs.values())
-        inside = [running for running in self._jobs.values() if running.lane == lane]
-        waiting = [running for running in inside if not running.prefilled]
-        if waiting:
-            return waiting[-1]
-        first = inside[0]
-        self._jobs[first.job.id] = self._jobs.pop(first.job.id)
-        return first
 
     def _prefill(self, running: _Running) -> Event:
         prompt, base = running.job.prompt, running.base
