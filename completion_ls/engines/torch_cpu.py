@@ -167,9 +167,7 @@ class TorchCpuEngine:
         if job.id in self._jobs:
             raise ValueError(f"A job with the id {job.id} is still running; give each its own id.")
         has_tokenizer = self._vocabulary is not None
-        check_job(
-            job, self._max_context, self._model.shape.vocabulary, has_tokenizer=has_tokenizer
-        )
+        check_job(job, self._max_context, self._model.shape.vocabulary, has_tokenizer=has_tokenizer)
         self._jobs[job.id] = _Running(job, job.lane)
 
     def cancel(self, job_id: int) -> None:
