@@ -10,17 +10,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from completion_ls.decode.draft_length import LONG, MOST, DraftLength, PassCost, Trust
 from completion_ls.decode.lookup import Lookup, Recent
-from completion_ls.engines.contract import Job
-from completion_ls.engines.draft_model import DraftModel
+from completion_ls.engines.contract import Job, Sampling
 
 _log = logging.getLogger(__name__)
 
 TRUSTED = 2
 """A draft that was looked up goes before the draft model's from this match on."""
 MODEL = "model"
+
+
+class Guesser(Protocol):
+    """A model that guesses."""
+
+    @property
+    def cost(self) -> float:
+        """That of one of its passes, relative to one of the model whose output it guesses."""
+
+    def propose(self, text: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
+        """At most `count` tokens that may follow `text`, the prompt and output of a job."""
 
 
 @dataclass(slots=True)
@@ -34,9 +45,7 @@ class DraftFigures:
 class Drafts:
     """The drafts of one engine: where they come from, and what was learnt of them."""
 
-    def __init__(
-        self, cost: PassCost, *, lookup: bool, model: DraftModel | None, most: int
-    ) -> None:
+    def __init__(self, cost: PassCost, *, lookup: bool, model: Guesser | None, most: int) -> None:
         """`cost` is measured; at most `most` tokens are guessed for one pass."""
         self.figures = DraftFigures()
         self._length = DraftLength(cost)

@@ -1,0 +1,315 @@
+"""`contract.Engine` on exllamav2: an EXL2 target, perhaps with a draft model, on one card."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from completion_ls.decode.covering import Branch, Covering, Floats
+from completion_ls.decode.sampling import choose
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import (
+    EngineStats,
+    Event,
+    Finish,
+    Job,
+    JobFailed,
+    Lane,
+    Unfinished,
+)
+from completion_ls.engines.drafts import Drafts, JobDrafts
+from completion_ls.engines.exl2.generator import HEADROOM, PagedDraft, PagedGenerator, PagedJob
+from completion_ls.engines.jobs import check_job, next_job
+
+_log = logging.getLogger(__name__)
+
+PAGE = 256
+"""Tokens of a page of the cache; chunks are multiples of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A job and how far it is."""
+
+    job: Job
+    lane: Lane
+    work: PagedJob | None = None
+    computed: int = 0
+    output: list[int] = field(default_factory=list)
+    first_tokens: int = 1
+    """How many tokens of the output came with the prefill."""
+    drafts: JobDrafts | None = None
+
+    @property
+    def prefilled(self) -> bool:
+        return bool(self.output)
+
+    @property
+    def base(self) -> int:
+        """Tokens of the prompt before the unfinished word, whose place the output takes."""
+        return len(self.job.prompt) - (self.job.unfinished.tokens if self.job.unfinished else 0)
+
+    @property
+    def produced(self) -> int:
+        """Tokens of the output; an unfinished word counts as one."""
+        return len(self.output) - self.first_tokens + 1 if self.output else 0
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Stop tokens, as long as the job must not stop."""
+        enough = self.produced >= self.job.min_new_tokens
+        return frozenset() if enough else self.job.stop_token_ids
+
+
+class Exl2Engine:
+    """One prefill chunk or one pass of the target per step, for one job, in the order of
+    `turns.next_job`. The pass behind the prefill gives the first token, and nothing is guessed
+    before it."""
+
+    def __init__(
+        self,
+        generator: PagedGenerator,
+        max_context: int,
+        chunk: int,
+        vocabulary: Vocabulary | None,
+        drafts: Drafts | None = None,
+        guesser: PagedDraft | None = None,
+    ) -> None:
+        """`chunk` is the most prompt tokens of a step, a multiple of `PAGE`; `guesser` is the draft
+        model of `drafts`, on the pages of `generator`."""
+        self._generator = generator
+        self._guesser = guesser
+        self._vocabulary = vocabulary
+        self._drafts = drafts
+        self._chunk = chunk
+        self._max_context: int = min(max_context, generator.max_total_tokens - HEADROOM)
+        self._jobs: dict[int, _Running] = {}
+        self._passes = self._reused = self._computed = self._generated = 0
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens, prompt and output together, that one job may have."""
+        return self._max_context
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the target so far."""
+        return self._passes
+
+    def add(self, job: Job) -> None:
+        """Accept a job; nothing is computed yet. Raises ValueError (a sentence) when it is empty,
+        does not fit, names tokens that the model does not have, or its id is in use."""
+        if job.id in self._jobs:
+            raise ValueError(f"A job with the id {job.id} is still running; give each its own id.")
+        has_tokenizer = self._vocabulary is not None
+        check_job(job, self._max_context, self._generator.vocabulary, has_tokenizer=has_tokenizer)
+        self._jobs[job.id] = _Running(job, job.lane)
+
+    def cancel(self, job_id: int) -> None:
+        """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
+        running = self._jobs.pop(job_id, None)
+        if running is None:
+            return
+        if running.drafts:
+            running.drafts.end()
+        if running.work is not None:
+            running.work.rewind()
+            self._generator.end(running.work)
+
+    def promote(self, job_id: int, lane: Lane) -> None:
+        """Move a job to another lane. Unknown ids are ignored."""
+        if running := self._jobs.get(job_id):
+            running.lane = lane
+
+    def step(self) -> list[Event]:
+        """One prefill chunk or one pass of one job; no events when there is nothing to do.
+
+        A job whose pass fails is dropped and `JobFailed` is raised; the other jobs are as they were.
+        """
+        if not self._jobs:
+            return []
+        running = next_job(self._jobs)
+        gave_way: list[Event] = []
+        if running.work is None:
+            gave_way = self._begin(running)
+            if running.work is None:  # somebody else has the pages and is not less urgent
+                if running.lane is Lane.BACKGROUND:
+                    return [*gave_way, self._end(running, Finish.NO_ROOM)]
+                running = next(one for one in self._jobs.values() if one.work)
+        assert running.work is not None
+        try:
+            event = self._advance(running, running.work)
+        except Exception as error:
+            self.cancel(running.job.id)
+            raise JobFailed(running.job.id, error) from error
+        if event.finish is not None:
+            if event.finish is Finish.STOP and running.drafts:
+                running.drafts.end(stopped=True)
+            self.cancel(running.job.id)
+        return [*gave_way, event]
+
+    def stats(self) -> EngineStats:
+        """Totals so far."""
+        generator = self._generator
+        return EngineStats(
+            passes=self._passes,
+            prompt_tokens_reused=self._reused,
+            prompt_tokens_computed=self._computed,
+            tokens_generated=self._generated,
+            jobs_active=len(self._jobs),
+            sequences_cached=generator.pages_used,
+            kv_bytes=generator.kv_bytes * generator.pages_used // generator.max_pages,
+            kv_bytes_limit=generator.kv_bytes,
+            weight_bytes=generator.weight_bytes,
+            draft_tokens_checked=self._drafts.figures.checked if self._drafts else 0,
+            draft_tokens_accepted=self._drafts.figures.accepted if self._drafts else 0,
+        )
+
+    def close(self) -> None:
+        """Drop all jobs and KV. The weights go with the engine itself."""
+        for job_id in list(self._jobs):
+            self.cancel(job_id)
+        self._generator.reset_page_table()
+
+    def _begin(self, running: _Running) -> list[Event]:
+        """Give a job its pages. Where there are too few, less urgent work gives way: returns how that
+        ended. It may not be enough."""
+        job = running.job
+        room = job.max_new_tokens + (len(job.unfinished.text) if job.unfinished else 0)
+        gave_way: list[Event] = []
+        while True:
+            prompt = job.prompt[: running.base]
+            running.work = self._generator.begin(prompt, room, fresh=job.fresh)
+            if running.work:
+                self._reused += running.work.reused
+                return gave_way
+            begun = [one for one in self._jobs.values() if one.work and one.lane > running.lane]
+            if not begun:
+                return gave_way
+            gave_way.append(self._end(max(begun, key=lambda one: one.lane), Finish.NO_ROOM))
+
+    def _end(self, running: _Running, finish: Finish) -> Event:
+        event = _event(running, finish=finish)
+        self.cancel(running.job.id)
+        return event
+
+    def _advance(self, running: _Running, work: PagedJob) -> Event:
+        job, base = running.job, running.base
+        if work.position < base - 1:
+            # A key that comes in the midst of background work waits for the step only.
+            chunk = PAGE if running.lane is Lane.BACKGROUND else self._chunk
+            before = work.reused
+            self._count(running, self._generator.read(work, chunk))
+            self._reused += work.reused - before
+            if work.position < base - 1:
+                return _event(running)
+        if running.prefilled:
+            return self._decode(running, work)
+        if self._drafts and job.max_new_tokens > 1:
+            running.drafts = self._drafts.of(job, job.prompt[:base])
+        if job.unfinished:
+            return self._cover(running, work, job.unfinished)
+        self._count(running, 1)
+        return self._choose(running, work, ())
+
+    def _cover(self, running: _Running, work: PagedJob, word: Unfinished) -> Event:
+        """The first tokens where the prompt ends in an unfinished word. What was typed of it is
+        offered like a draft: as a rule one pass is all."""
+        job, base = running.job, running.base
+        assert self._vocabulary is not None
+        typed = job.prompt[base:]
+        rows: dict[Branch, Floats] = {}
+        looked: Branch = ()
+
+        def look(branch: Branch) -> None:
+            nonlocal looked
+            self._count(running, len(branch) + (not rows))
+            for length, row in enumerate(self._look(work, branch)):
+                rows[branch[:length]] = row.numpy()
+            looked = branch
+
+        def look_into(branches: Sequence[Branch]) -> list[Floats]:
+            for branch in sorted(branches, key=len, reverse=True):
+                if branch not in rows:
+                    look(branch)
+            return [rows[branch] for branch in branches]
+
+        look(typed)
+        covered = Covering(
+            text=word.text,
+            known=rows.get,
+            look_into=look_into,
+            vocabulary=self._vocabulary,
+            sampling=job.sampling,
+            position=base,
+            banned=running.banned,
+        ).choose()
+        tokens = covered.tokens
+        before = tokens[:-1]
+        if looked[: len(before)] != before:
+            look(before)
+        stopped = tokens[-1] in job.stop_token_ids
+        kept = len(tokens) - stopped
+        running.first_tokens = len(tokens)
+        self._note(running, work, tokens[:kept])
+        finish = Finish.STOP if stopped else self._full(running)
+        stop = covered.logprobs[-1] if stopped else None
+        return _event(running, tokens[:kept], covered.logprobs[:kept], finish, stop)
+
+    def _decode(self, running: _Running, work: PagedJob) -> Event:
+        left = running.job.max_new_tokens - running.produced
+        if self._guesser:
+            self._guesser.work = work
+        draft = running.drafts.propose(left - 1) if running.drafts else ()
+        return self._choose(running, work, draft)
+
+    def _choose(self, running: _Running, work: PagedJob, draft: Sequence[int]) -> Event:
+        """One pass with a draft behind it: as many tokens as were guessed right, and one more."""
+        job = running.job
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for row, guess in zip(self._look(work, draft), [*draft, None], strict=True):
+            position = running.base + len(running.output)
+            token, logprob = choose(row.numpy(), job.sampling, position, running.banned)
+            if token in job.stop_token_ids:
+                return _event(running, tuple(tokens), tuple(logprobs), Finish.STOP, logprob)
+            self._note(running, work, (token,))
+            tokens.append(token)
+            logprobs.append(logprob)
+            if token != guess or self._full(running):
+                break
+        return _event(running, tuple(tokens), tuple(logprobs), self._full(running))
+
+    def _look(self, work: PagedJob, offered: Sequence[int]) -> torch.Tensor:
+        self._passes += 1
+        return self._generator.look(work, offered)
+
+    def _note(self, running: _Running, work: PagedJob, tokens: Sequence[int]) -> None:
+        running.output += tokens
+        self._generated += len(tokens)
+        for token in tokens:
+            work.accept(token)
+        if running.drafts:
+            running.drafts.produced(tokens)
+
+    def _full(self, running: _Running) -> Finish | None:
+        """LENGTH when the job has what it asked for."""
+        return Finish.LENGTH if running.produced >= running.job.max_new_tokens else None
+
+    def _count(self, running: _Running, prompt_tokens: int) -> None:
+        running.computed += prompt_tokens
+        self._computed += prompt_tokens
+
+
+def _event(
+    running: _Running,
+    tokens: tuple[int, ...] = (),
+    logprobs: tuple[float, ...] = (),
+    finish: Finish | None = None,
+    stop_logprob: float | None = None,
+) -> Event:
+    reused = running.work.reused if running.work else 0
+    return Event(running.job.id, tokens, logprobs, reused, running.computed, finish, stop_logprob)
