@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if options.command in ("demo", "bench", "models", "status"):
+    if options.command in ("demo", "bench", "models", "status", "doctor"):
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
     if hasattr(options, "profile"):
         # Every part, the daemon too, reads the same sources; so this goes where they look.
@@ -59,6 +59,10 @@ def _run(options: argparse.Namespace) -> int:
             from completion_ls.cli import status
 
             return status.show(as_json=options.json, watch=options.watch)
+        case "doctor":
+            from completion_ls.cli import doctor
+
+            return doctor.show(as_json=options.json)
         case "models":
             from completion_ls.cli import models
 
@@ -150,6 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     status = command("status", "What the engine daemons of this user are doing.")
     status.add_argument("--json", action="store_true", help="print the figures as JSON")
     status.add_argument("--watch", action="store_true", help="keep showing them until interrupted")
+    doctor = command(
+        "doctor", "Whether the engine of your settings can run here, and what is missing.", common
+    )
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     daemon = command("daemon", "The process that holds the model.").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )

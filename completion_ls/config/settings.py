@@ -25,16 +25,22 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """How it is computed."""
 
-    kind: Literal["torch_cpu"] = "torch_cpu"
-    """The library that computes."""
+    kind: Literal["torch_cpu", "exllamav2"] = "torch_cpu"
+    """The library that computes: `torch_cpu` needs no graphics card, `exllamav2` an NVIDIA one."""
     weights: Literal["int8", "int4", "bf16", "float32"] = "int8"
-    """How weights are kept: fewer bits are read faster, and int4 costs some quality."""
+    """How `torch_cpu` keeps weights: fewer bits are read faster, and int4 costs some quality."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
-    """CPU threads; 0 measures how many are best."""
+    """CPU threads of `torch_cpu`; 0 measures how many are best."""
     prefill_chunk: Annotated[int, Field(ge=16, le=4096)] = 128
-    """Prompt tokens per step; a newer keystroke waits for one step at most."""
+    """Prompt tokens per step; a newer keystroke waits for one step at most. `exllamav2` takes whole
+    pages: the next multiple of 256, at most 2048."""
     kv_memory_mb: Annotated[int, Field(ge=16)] = 512
-    """Most memory for KV caches of all documents together, in MiB."""
+    """Most memory of `torch_cpu` for KV caches of all documents together, in MiB."""
+    kv_cache: Literal["fp16", "q8", "q6", "q4"] = "q8"
+    """How `exllamav2` keeps the KV of the model: fewer bits leave memory for more context, but
+    then a draft can tip a near tie."""
+    context: Annotated[int, Field(ge=2048, le=1048576, multiple_of=256)] = 16384
+    """Tokens of KV that `exllamav2` keeps on the card, of all documents together."""
 
 
 class DraftSettings(Section):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.config.settings import DraftSettings
 from completion_ls.engines.contract import Engine
+from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
 from completion_ls.models.local import prepare
 from completion_ls.prompt.build import PromptBuilder
@@ -34,6 +35,7 @@ class Loaded:
 
 def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded:
     """Fetch, convert and load as needed. Raises exceptions whose text is for people."""
+    check_kind(config)
     local = prepare(config.model.name, progress=progress)
     progress(f"Loading {local.name}", 0.0)
     tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
@@ -42,13 +44,46 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     prompts = PromptBuilder(tokenizer, config.model.format, end_of_text_ids(local.folder))
 
     calm_openmp()
-    from completion_ls.engines.torch_cpu import TorchCpuEngine
-
-    folder = local.folder
     guessing = _draft_folder(config.draft, progress)
-    engine = TorchCpuEngine.load(folder, config.engine, draft=config.draft, draft_folder=guessing)
+    engine = _engine(config, local.folder, guessing, progress)
     progress(f"{local.name} is loaded", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
+
+
+def check_kind(config: DaemonConfig) -> None:
+    """Raise ModelError (a sentence) where the engine cannot read the kind of file that a model is
+    in, before gigabytes are fetched or converted for it."""
+    if config.engine.kind != "exllamav2":
+        return
+    for key, name in (("model.name", config.model.name), ("draft.model", config.draft.model)):
+        entry = catalogue.find(name) if name else None
+        if name.lower().endswith(".gguf") or (entry and entry.file_name.endswith(".gguf")):
+            raise ModelError(
+                f"{key} is {name!r}, which is a GGUF file, and engine.kind is exllamav2, which "
+                "reads folders of EXL2 models only. Name such a folder, or set engine.kind to "
+                "torch_cpu."
+            )
+
+
+def _engine(
+    config: DaemonConfig,
+    folder: Path,
+    draft_folder: Path | None,
+    progress: Callable[[str, float], None],
+) -> Engine:
+    if config.engine.kind == "exllamav2":
+        from completion_ls.engines.exl2 import loading
+
+        return loading.load(
+            folder,
+            config.engine,
+            draft=config.draft,
+            draft_folder=draft_folder,
+            progress=progress,
+        )
+    from completion_ls.engines.torch_cpu import TorchCpuEngine
+
+    return TorchCpuEngine.load(folder, config.engine, draft=config.draft, draft_folder=draft_folder)
 
 
 def _draft_folder(draft: DraftSettings, progress: Callable[[str, float], None]) -> Path | None:

@@ -1,0 +1,211 @@
+"""`completion-ls doctor`: whether the engine of the present settings can run here, and on what."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from completion_ls import __version__
+from completion_ls.config.sources import Problem, Source, collect, resolve
+from completion_ls.daemon.load import calm_openmp, check_kind
+from completion_ls.engines.exl2 import checks, loading
+from completion_ls.engines.vram import advise, plan_vram, table
+from completion_ls.models import catalogue, local
+from completion_ls.models.errors import ModelError
+from completion_ls.wire.endpoint import DaemonConfig
+
+if TYPE_CHECKING:
+    from completion_ls.config.settings import Settings
+
+DEFAULTS = "default"
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found. `obstacles` are sentences; without any, the engine in use can run."""
+
+    facts: dict[str, str]
+    settings: dict[str, dict[str, Any]]
+    """By key: its value and where that is from."""
+    problems: list[str]
+    """Settings that were not taken."""
+    pieces: list[dict[str, str | None]] = field(default_factory=list)
+    memory: list[str] = field(default_factory=list)
+    """The plan of GPU memory, in lines."""
+    obstacles: list[str] = field(default_factory=list)
+
+
+def show(*, as_json: bool) -> int:
+    """Print what was found; 0 where the engine in use can run, else 1."""
+    report = examine()
+    can_run = not report.obstacles
+    if as_json:
+        print(json.dumps({"can_run": can_run, **asdict(report)}, indent=2))
+    else:
+        _print(report)
+    return 0 if can_run else 1
+
+
+def examine() -> Report:
+    """Look at all of it. Imports torch only where the engine in use needs it to answer."""
+    settings, problems = resolve()
+    report = Report(
+        facts={
+            "completion-ls": __version__,
+            "Python": f"{platform.python_version()} ({sys.executable})",
+            "platform": platform.platform(),
+            "default model": _default_model(),
+            "engine": settings.engine.kind,
+            "model": settings.model.name,
+        },
+        settings=_sources(settings, problems),
+        problems=[str(problem) for problem in problems],
+    )
+    config = DaemonConfig.of(settings)
+    try:
+        check_kind(config)
+    except ModelError as error:
+        report.obstacles.append(str(error))
+        folder = draft = None
+    else:
+        folder = _folder(config.model.name, report)
+        guesses = config.draft.model and config.draft.max_tokens
+        draft = _folder(config.draft.model, report) if guesses else None
+    if settings.engine.kind == "exllamav2":
+        _exllamav2(settings, folder, draft, report)
+    else:
+        _torch_cpu(report)
+    return report
+
+
+def _folder(name: str, report: Report) -> Path | None:
+    """The folder of a model; None where there is none, or none yet."""
+    if name.lower().endswith(".gguf") and Path(name).is_file():
+        return None  # converted when it is first used, which takes its time
+    entry = catalogue.find(name)
+    if entry and not local.find(entry):
+        return None  # fetched when it is first used
+    try:
+        return local.prepare(name, offline=True).folder
+    except ModelError as error:
+        report.obstacles.append(str(error))
+        return None
+
+
+def _torch_cpu(report: Report) -> None:
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    report.facts["C compiler"] = compiler or "none: the engine is slower without its kernels"
+    calm_openmp()
+    try:
+        from completion_ls.engines.native import load_native
+    except ImportError as error:
+        report.obstacles.append(f"torch cannot be imported ({error}); install it again.")
+        return
+    report.facts["kernels"] = "loaded" if load_native() else "none: torch computes, more slowly"
+
+
+def _exllamav2(settings: Settings, folder: Path | None, draft: Path | None, report: Report) -> None:
+    pieces = checks.pieces()
+    report.pieces = [asdict(piece) for piece in pieces]
+    plan = None
+    try:
+        checks.check_assertions()
+    except RuntimeError as error:
+        report.obstacles.append(str(error))
+    if folder:
+        try:
+            plan = loading.planned(folder, settings.engine, draft)
+        except ValueError as error:
+            report.obstacles.append(str(error))
+    card = None
+    missing = [piece.name for piece in pieces if piece.found is None]
+    if missing:
+        report.obstacles.append(
+            f"The exllamav2 engine lacks: {', '.join(missing)}. Install them as said for each, or set "
+            "engine.kind to torch_cpu."
+        )
+    else:
+        try:
+            card = checks.find_card()
+        except (RuntimeError, ImportError) as error:
+            report.obstacles.append(str(error))
+    passes = loading.passes(settings.engine)
+    if card:
+        report.facts["GPU"] = card.name
+    if plan and card:
+        report.memory = table(plan_vram(plan, passes), card.free_bytes)
+        advice = advise(plan, card.free_bytes, passes=passes)
+        if advice.setting != plan:
+            report.obstacles.append(advice.sentence)
+    elif plan:
+        # Nobody knows what is free; the need is worth knowing before a card is bought.
+        report.memory = table(plan_vram(plan, passes), 0)[:-2]
+
+
+def _default_model() -> str:
+    entry = catalogue.find(catalogue.DEFAULT)
+    assert entry is not None
+    found = local.find(entry)
+    if found:
+        return f"{entry.name}: ready in {found.folder}"
+    return f"{entry.name}: not here yet; fetched when it is first used"
+
+
+def _sources(settings: Settings, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    sources, _ = collect()
+    wrong = {(problem.key, problem.source) for problem in problems}
+    values = settings.model_dump(mode="json")
+    return {
+        f"{section}.{key}": {"value": value, "source": _source(sources, section, key, wrong)}
+        for section, keys in values.items()
+        for key, value in keys.items()
+    }
+
+
+def _source(sources: list[Source], section: str, key: str, wrong: set[tuple[str, str]]) -> str:
+    """The strongest source whose value was taken."""
+    for source in reversed(sources):
+        values = source.values.get(section)
+        has = isinstance(values, Mapping) and values.get(key) is not None
+        if has and (f"{section}.{key}", source.name) not in wrong:
+            return source.name
+    return DEFAULTS
+
+
+def _print(report: Report) -> None:
+    console = Console(highlight=False, markup=False)
+    facts = Table(title="completion-ls doctor", show_header=False)
+    facts.add_column()
+    facts.add_column(overflow="fold")
+    for row in report.facts.items():
+        facts.add_row(*row)
+    console.print(facts)
+    given = {key: one for key, one in report.settings.items() if one["source"] != DEFAULTS}
+    if given:
+        chosen = Table("setting", "value", "from", title="Settings (all others: default)")
+        for key, one in given.items():
+            chosen.add_row(key, json.dumps(one["value"]), one["source"])
+        console.print(chosen)
+    if report.pieces:
+        needed = Table("piece", "found", "how to get it", title="What exllamav2 needs")
+        for piece in report.pieces:
+            found = piece["found"]
+            needed.add_row(piece["name"], found or "missing", "" if found else piece["how_to_get"])
+        console.print(needed)
+    if report.memory:
+        console.print("GPU memory", *report.memory, sep="\n", soft_wrap=True)
+    for line in report.problems:
+        console.print(line, soft_wrap=True)
+    for line in report.obstacles:
+        console.print(f"- {line}", soft_wrap=True)
+    verdict = "cannot run here, as said above." if report.obstacles else "can run here."
+    console.print(f"The engine {report.facts['engine']} {verdict}")

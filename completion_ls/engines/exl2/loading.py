@@ -1,0 +1,234 @@
+"""From settings and folders to an engine on exllamav2.
+
+What can be refused without torch is refused before torch is imported, and what can be refused
+without the weights before these are read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from completion_ls.config.settings import DraftSettings, EngineSettings
+from completion_ls.decode.draft_length import MOST, PassCost
+from completion_ls.engines.exl2 import checks
+from completion_ls.engines.vram import DRAFT_CACHE, PAGE, CacheType, Passes, VramSetting
+from completion_ls.engines.vram_model import read_exl2
+
+if TYPE_CHECKING:
+    from completion_ls.engines.exl2.engine import Exl2Engine
+    from completion_ls.engines.exl2.generator import PagedGenerator, PagedJob
+
+Progress = Callable[[str, float], None]
+
+CHUNKS = (256, 2048)
+"""Fewest and most prompt tokens of a pass."""
+OFFERED = 32
+"""Most tokens behind the last one of a text in one pass: drafts, and what was typed of a word."""
+WIDTHS = (1, 4, 8, 16)
+"""Tokens of the passes that are measured: the kernels take them four at a time."""
+SETTLED = 210
+"""Passes of a width until it is as fast as it gets. Read in the source: each size of matrix is
+tried 200 times before its block size is chosen (AT_NUM_MEASURE), and a module's kernels become a
+CUDA graph at its 205th pass of a width (MIN_GRAPH_INSTANCES)."""
+ROUNDS = 5
+"""The fastest of so many counts."""
+SEEN = 512
+"""Tokens before a pass that is measured."""
+READ_SHARE = 0.6
+"""Part of the progress given to reading weights."""
+CACHES: dict[CacheType, str] = {
+    "fp16": "ExLlamaV2Cache",
+    "q8": "ExLlamaV2Cache_Q8",
+    "q6": "ExLlamaV2Cache_Q6",
+    "q4": "ExLlamaV2Cache_Q4",
+}
+
+
+def silent(text: str, fraction: float) -> None:
+    """Progress that nobody looks at."""
+
+
+def load(
+    folder: Path,
+    settings: EngineSettings,
+    max_context: int | None = None,
+    *,
+    draft: DraftSettings,
+    draft_folder: Path | None = None,
+    progress: Progress = silent,
+    card: Callable[[], checks.Card] = checks.find_card,
+) -> Exl2Engine:
+    """Check, load and warm up an EXL2 folder, and the draft model in `draft_folder`.
+
+    `max_context` lowers the limit of tokens per job. `card` says what the GPU has free. Raises
+    ValueError or RuntimeError (sentences) where the model, the machine or the settings do not fit.
+    """
+    checks.check_assertions()
+    plan = planned(folder, settings, draft_folder)
+    checks.check_memory(plan, card().free_bytes, passes(settings))
+
+    from tokenizers import Tokenizer
+
+    from completion_ls.decode.vocabulary import Vocabulary
+    from completion_ls.engines.draft_model import check_vocabulary
+
+    vocabulary = Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    if draft_folder:
+        check_vocabulary(folder, draft_folder)
+
+    from completion_ls.engines.drafts import Drafts
+    from completion_ls.engines.exl2.engine import Exl2Engine
+    from completion_ls.engines.exl2.generator import PagedDraft
+
+    generator = _generator(folder, settings, draft_folder, progress)
+    cost, draft_cost = warm_up(generator, progress)
+    drafts = guesser = None
+    if draft.max_tokens > 0 and (draft.lookup or draft_folder):
+        guesser = PagedDraft(generator, draft_cost) if draft_folder else None
+        drafts = Drafts(cost, lookup=draft.lookup, model=guesser, most=draft.max_tokens)
+    limit = settings.context if max_context is None else min(settings.context, max_context)
+    return Exl2Engine(generator, limit, chunk(settings), vocabulary, drafts, guesser)
+
+
+def planned(folder: Path, settings: EngineSettings, draft_folder: Path | None) -> VramSetting:
+    """What the settings ask of the GPU's memory, once config.json and the weights' headers of both
+    folders have been checked. Raises ValueError (a sentence)."""
+    target = read_exl2(folder)
+    checks.check_rope(folder)
+    checks.check_context(folder, settings.context, is_draft=False)
+    small = None
+    if draft_folder:
+        small = read_exl2(draft_folder)
+        checks.check_rope(draft_folder)
+        checks.check_context(draft_folder, settings.context, is_draft=True)
+    return VramSetting(target, small, settings.kv_cache, settings.context)
+
+
+def chunk(settings: EngineSettings) -> int:
+    """Prompt tokens of a pass: whole pages."""
+    fewest, most = CHUNKS
+    return min(most, max(fewest, -(-settings.prefill_chunk // PAGE) * PAGE))
+
+
+def passes(settings: EngineSettings) -> Passes:
+    """The widest passes that there will be."""
+    return Passes(chunk=chunk(settings), sequences=1, positions=1 + OFFERED)
+
+
+def warm_up(generator: PagedGenerator, progress: Progress = silent) -> tuple[PassCost, float]:
+    """Take both models through passes of all `WIDTHS` until they are as fast as they get, and
+    measure these: what a pass costs by its width, and one of the draft model for one token (0
+    without it).
+
+    What was measured is not kept for the next start: the warm-up must be gone through then, too,
+    and the figures come with it.
+    """
+    import torch
+
+    # There is nothing to settle on kernels that are not compiled.
+    settled, rounds = (SETTLED, ROUNDS) if torch.cuda.is_available() else (0, 1)
+    room = generator.max_total_tokens - 2 * PAGE
+    text = [number % generator.vocabulary for number in range(min(SEEN, room))]
+    job = generator.begin(text, PAGE, fresh=True)
+    assert job is not None  # nobody else has a page yet
+    while job.position < len(text) - 1:
+        generator.read(job, generator.max_chunk_size)
+    widths = [*WIDTHS, *([0] if generator.draft_model else [])]  # 0: the draft model's pass
+    seconds: list[float] = []
+    for number, width in enumerate(widths):
+        times = []
+        for done in range(settled + rounds):
+            if done % 10 == 0:
+                share = (number + done / (settled + rounds)) / len(widths)
+                progress("Warming up", READ_SHARE + (1 - READ_SHARE) * share)
+            began = time.perf_counter()
+            _one_pass(generator, job, width)
+            times.append(time.perf_counter() - began)
+        seconds.append(min(times[-rounds:]))
+    generator.end(job)
+    generator.reset_page_table()
+    draft_cost = seconds[len(WIDTHS)] / seconds[0] if generator.draft_model else 0.0
+    return PassCost.of(zip(WIDTHS, seconds, strict=False)), draft_cost
+
+
+def _one_pass(generator: PagedGenerator, job: PagedJob, width: int) -> None:
+    """Both kinds bring their logits to the CPU, which waits for them."""
+    if width:
+        generator.look(job, [1] * (width - 1))
+    else:
+        generator.look_with_draft(job, job.text(job.position, job.position + 1), job.position)
+
+
+def _generator(
+    folder: Path, settings: EngineSettings, draft_folder: Path | None, progress: Progress
+) -> PagedGenerator:
+    with redirect_stdout(sys.stderr):  # the library prints its warnings
+        import exllamav2
+        import exllamav2.attn
+
+        from completion_ls.engines.exl2.generator import PagedGenerator
+
+        names = [one for one in (folder, draft_folder) if one]
+        models: list[Any] = []
+        for number, one in enumerate(names):
+
+            def tell(done: int, of: int, number: int = number, name: str = one.name) -> None:
+                share = (number + done / max(1, of)) / len(names)
+                progress(f"Loading {name}", READ_SHARE * share)
+
+            models.append(_model(one, settings, tell))
+        small: dict[str, Any] = {}
+        if draft_folder:
+            cache = _cache(models[1], DRAFT_CACHE, settings.context)
+            small = {"draft_model": models[1], "draft_cache": cache, "num_draft_tokens": MOST}
+        generator = PagedGenerator(
+            models[0],
+            _cache(models[0], settings.kv_cache, settings.context),
+            exllamav2.ExLlamaV2Tokenizer(models[0].config),
+            max_batch_size=1,  # by default it reserves room for the logits of many
+            max_q_size=OFFERED,
+            max_chunk_size=chunk(settings),
+            max_sampling_threads=1,
+            filter_background_eval=False,
+            **small,
+        )
+    # Nothing of ours calls it; should the library do, a key must not wait for pages to move.
+    generator.defrag_cache = _stay
+    return generator
+
+
+def _model(folder: Path, settings: EngineSettings, tell: Callable[[int, int], None]) -> Any:
+    import exllamav2
+
+    config = exllamav2.ExLlamaV2Config(str(folder))
+    checks.check_architecture(config.architecture, config.arch.arch_string)
+    config.max_seq_len = settings.context
+    config.max_input_len = chunk(settings)
+    config.max_batch_size = 1
+    config.no_sdpa = True  # it is not causal over a prompt; should pages ever be missing, this is
+    if config.architecture.startswith("Qwen3"):
+        config.arch.lm.headnorm = "rmsnorm"  # it takes these for layer norms
+    config.arch_compat_overrides()
+    has_paged = (
+        exllamav2.attn.has_flash_attn_with_paged and "EXLLAMA_NO_FLASH_ATTN" not in os.environ
+    )
+    checks.check_paged(has_paged, config.no_flash_attn)
+    model = exllamav2.ExLlamaV2(config)
+    model.load(callback=tell)
+    return model
+
+
+def _cache(model: Any, kind: CacheType, tokens: int) -> Any:
+    import exllamav2
+
+    return getattr(exllamav2, CACHES[kind])(model, max_seq_len=tokens)
+
+
+def _stay() -> None:
+    """Move no pages."""
