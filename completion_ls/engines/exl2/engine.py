@@ -37,11 +37,18 @@ class _Running:
     job: Job
     lane: Lane
     work: PagedJob | None = None
+    reused: int = 0
     computed: int = 0
     output: list[int] = field(default_factory=list)
     first_tokens: int = 1
     """How many tokens of the output came with the prefill."""
     drafts: JobDrafts | None = None
+    retried: bool = False
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """What was decided so far: the prompt without its unfinished word, and the output."""
+        return (*self.job.prompt[: self.base], *self.output)
 
     @property
     def prefilled(self) -> bool:
@@ -128,8 +135,10 @@ class Exl2Engine:
         """One prefill chunk or one pass of one job; no events when there is nothing to do.
 
         A job whose pass fails is dropped and `JobFailed` is raised; the other jobs are as they were.
+        The first time that it is for want of memory, the job is begun again.
         """
         if not self._jobs:
+            self._generator.save_ahead()
             return []
         running = next_job(self._jobs)
         gave_way: list[Event] = []
@@ -141,7 +150,12 @@ class Exl2Engine:
                 running = next(one for one in self._jobs.values() if one.work)
         assert running.work is not None
         try:
-            event = self._advance(running, running.work)
+            try:
+                event = self._advance(running, running.work)
+            except torch.cuda.OutOfMemoryError:
+                if running.retried:
+                    raise
+                event = self._advance(running, self._begin_again(running))
         except Exception as error:
             self.cancel(running.job.id)
             raise JobFailed(running.job.id, error) from error
@@ -149,6 +163,8 @@ class Exl2Engine:
             if event.finish is Finish.STOP and running.drafts:
                 running.drafts.end(stopped=True)
             self.cancel(running.job.id)
+            if not self._jobs:
+                self._generator.save_ahead()
         return [*gave_way, event]
 
     def stats(self) -> EngineStats:
@@ -177,19 +193,43 @@ class Exl2Engine:
     def _begin(self, running: _Running) -> list[Event]:
         """Give a job its pages. Where there are too few, less urgent work gives way: returns how that
         ended. It may not be enough."""
-        job = running.job
-        room = job.max_new_tokens + (len(job.unfinished.text) if job.unfinished else 0)
         gave_way: list[Event] = []
         while True:
-            prompt = job.prompt[: running.base]
-            running.work = self._generator.begin(prompt, room, fresh=job.fresh)
+            running.work = self._take_pages(running)
             if running.work:
-                self._reused += running.work.reused
                 return gave_way
             begun = [one for one in self._jobs.values() if one.work and one.lane > running.lane]
             if not begun:
                 return gave_way
             gave_way.append(self._end(max(begun, key=lambda one: one.lane), Finish.NO_ROOM))
+
+    def _take_pages(self, running: _Running) -> PagedJob | None:
+        job = running.job
+        room = job.max_new_tokens + (len(job.unfinished.text) if job.unfinished else 0)
+        work = self._generator.begin(
+            running.text, max(0, room - len(running.output)), fresh=job.fresh
+        )
+        if work:
+            self._count(running, reused=work.reused)
+        return work
+
+    def _begin_again(self, running: _Running) -> PagedJob:
+        """Have a job that ran out of memory start anew, behind what came out of it."""
+        assert running.work is not None
+        running.retried = True
+        _log.warning("out of memory: the KV cache in host memory is halved, the job begins again")
+        self._generator.end(running.work)
+        running.work = None
+        self._generator.tier.shrink()
+        torch.cuda.empty_cache()
+        if not running.prefilled:
+            running.reused = running.computed = 0
+            if running.drafts:
+                running.drafts.end()
+                running.drafts = None
+        work = running.work = self._take_pages(running)
+        assert work is not None, "its pages were free a moment ago"
+        return work
 
     def _end(self, running: _Running, finish: Finish) -> Event:
         event = _event(running, finish=finish)
@@ -198,13 +238,14 @@ class Exl2Engine:
 
     def _advance(self, running: _Running, work: PagedJob) -> Event:
         job, base = running.job, running.base
-        if work.position < base - 1:
+        last = base + len(running.output) - 1
+        if work.position < last:
             # A key that comes in the midst of background work waits for the step only.
             chunk = PAGE if running.lane is Lane.BACKGROUND else self._chunk
             before = work.reused
-            self._count(running, self._generator.read(work, chunk))
-            self._reused += work.reused - before
-            if work.position < base - 1:
+            computed = self._generator.read(work, chunk)
+            self._count(running, computed, reused=work.reused - before)
+            if work.position < last:
                 return _event(running)
         if running.prefilled:
             return self._decode(running, work)
@@ -299,9 +340,13 @@ class Exl2Engine:
         """LENGTH when the job has what it asked for."""
         return Finish.LENGTH if running.produced >= running.job.max_new_tokens else None
 
-    def _count(self, running: _Running, prompt_tokens: int) -> None:
-        running.computed += prompt_tokens
-        self._computed += prompt_tokens
+    def _count(self, running: _Running, computed: int = 0, *, reused: int = 0) -> None:
+        """Note prompt tokens. Those that are read again behind an output were counted before it."""
+        if not running.prefilled:
+            running.computed += computed
+            running.reused += reused
+            self._computed += computed
+            self._reused += reused
 
 
 def _event(
@@ -311,5 +356,6 @@ def _event(
     finish: Finish | None = None,
     stop_logprob: float | None = None,
 ) -> Event:
-    reused = running.work.reused if running.work else 0
-    return Event(running.job.id, tokens, logprobs, reused, running.computed, finish, stop_logprob)
+    return Event(
+        running.job.id, tokens, logprobs, running.reused, running.computed, finish, stop_logprob
+    )

@@ -6,6 +6,7 @@ before it; the last, partial page by its best match), reads prompts in chunks an
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +17,41 @@ from torch import Tensor
 
 from completion_ls.decode.sampling import choose
 from completion_ls.engines.contract import Sampling
+from completion_ls.engines.exl2.host_tier import HOST_BYTES, HostTier, PageText
+
+_log = logging.getLogger(__name__)
 
 HEADROOM = 32
 """Room in a job's pages for what is offered behind its last token."""
+WORTH_A_COPY = 16
+"""From so many tokens on it is quicker to copy a page from host memory than to compute them."""
+AHEAD = 4
+"""Pages that are next to be overwritten and are saved before anybody waits for it."""
+OUTDATED, EMPTY = -1, -2
+"""In the place of the time of a page's last use: it is to be given first."""
 
 
 class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
     """One prefill chunk or one pass of the target per call, for the job that is named."""
 
     all_pages: list[Any]
+    referenced_pages: dict[bytes, Any]
+    unreferenced_pages: dict[bytes, Any]
+
+    def __init__(self, *arguments: Any, host_bytes: int = HOST_BYTES, **more: Any) -> None:
+        """As the library's; `host_bytes` of host memory are for pages that the card has no place
+        for."""
+        self.tier = HostTier(host_bytes)
+        self.visits: list[int] = []
+        """By page: which job, counted from 1, used it last; 0 if it is not worth saving."""
+        self.visit = 0
+        super().__init__(*arguments, **more)
+
+    def reset_page_table(self) -> None:
+        """Forget all keys and values."""
+        super().reset_page_table()
+        self.visits = [0] * self.max_pages
+        self.tier.clear()
 
     @property
     def vocabulary(self) -> int:
@@ -39,8 +66,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
     @property
     def kv_bytes(self) -> int:
         """Bytes of the caches of both models."""
-        caches = [self.cache, self.draft_cache] if self.draft_model else [self.cache]
-        return sum(tensor.nbytes for cache in caches for tensor in cache.all_tensors())
+        return sum(tensor.nbytes for tensor in self._cache_tensors())
 
     @property
     def weight_bytes(self) -> int:
@@ -58,7 +84,19 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
             job.forget()
         if job.current_new_pages_required() > len(self.unreferenced_pages):
             return None
+        self.visit += 1
+        job.visit = self.visit
+        for page in self.unreferenced_pages.values():
+            if not page.kv_position:
+                page.access_serial = EMPTY
+        if not fresh:
+            self._restore(job)
+        there = self.referenced_pages.keys() | self.unreferenced_pages.keys()
+        given = sum(one not in there for one in job.all_unique_hashes)
+        self._save(self._oldest(given + job.sequences[0].new_unique_pages))
         job.allocate_pages()
+        if not fresh:
+            self._restore_last(job)
         job.guessed_to = job.position
         self.active_jobs.append(job)
         return job
@@ -69,13 +107,30 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         job.rewind()
         if self.draft_model and not job.is_fresh and job.guessed_to < job.position:
             # Who finds these pages takes it that both models have read them.
-            self.look_with_draft(job, job.text(job.guessed_to, job.position), job.guessed_to)
+            try:
+                self.look_with_draft(job, job.text(job.guessed_to, job.position), job.guessed_to)
+            except Exception as error:  # a guess must never cost an answer
+                _log.warning("the draft model failed: %s", type(error).__name__)
+                job.lose(job.guessed_to)
         pages = job.own_pages
+        # The library gives pages that were not written to back to their old text. Where that has
+        # another page by now, it would take this one for the first page of a text.
+        there = self.referenced_pages.keys() | self.unreferenced_pages.keys()
+        emptied = [
+            page
+            for page in pages
+            if (page.phash_revert in there if page.can_revert else job.is_fresh)
+        ]
+        if not job.is_fresh:
+            self._note_use(pages, job.visit)
         job.deallocate_pages()
-        if job.is_fresh:
-            for page in pages:
-                if page.ref_count == 0:
-                    page.clear()
+        for page in emptied:
+            if page.ref_count == 0:
+                page.clear()
+
+    def save_ahead(self) -> None:
+        """Save the pages that are next to be overwritten, so that no job has to wait for it."""
+        self._save(self._oldest(AHEAD))
 
     def read(self, job: PagedJob, chunk: int) -> int:
         """Put the next chunk of the prompt through both models; returns how many tokens of it were
@@ -125,11 +180,117 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Not used: `begin`, `read` and `look` take its place."""
         raise NotImplementedError
 
+    def _cache_tensors(self) -> list[Tensor]:
+        caches = [self.cache, self.draft_cache] if self.draft_model else [self.cache]
+        return [tensor for cache in caches for tensor in cache.all_tensors()]
+
+    def _page_tensors(self, page: Any) -> list[Tensor]:
+        """What the caches of both models have of a page."""
+        start = page.page_index * self.page_size
+        return [tensor[0].narrow(0, start, self.page_size) for tensor in self._cache_tensors()]
+
+    def _oldest(self, count: int) -> list[Any]:
+        """The pages that the library will give next."""
+        by_use = sorted(self.unreferenced_pages.values(), key=lambda page: page.access_serial)
+        return by_use[:count]
+
+    def _touch(self, page: Any) -> None:
+        """Make it the last page to be given."""
+        self.access_serial += 1
+        page.access_serial = self.access_serial
+
+    def _save(self, pages: Sequence[Any]) -> None:
+        for page in pages:
+            visit = self.visits[page.page_index]
+            if visit and page.kv_position >= WORTH_A_COPY:
+                partial = page.kv_position < self.page_size
+                self.tier.save(_text(page), self._page_tensors(page), visit, partial=partial)
+
+    def _restore(self, job: PagedJob) -> None:
+        """Bring back the full pages of a job's text. What the card has of it is kept there."""
+        missing: list[tuple[bytes, PageText]] = []
+        unbroken = True
+        first_gap = 0
+        for number, phash in enumerate(job.sequences[0].page_hashes):
+            text = job.page_text(number)
+            self.tier.touch(text, job.visit)
+            page = self.referenced_pages.get(phash) or self.unreferenced_pages.get(phash)
+            if page is None and text in self.tier:
+                missing.append((phash, text))
+            elif page is None or page.kv_position < self.page_size:
+                unbroken = False
+            if page is not None and page.ref_count == 0:
+                self._touch(page)
+            first_gap += unbroken
+        nearest, _ = self._nearest(job.page_text(first_gap))
+        if nearest is not None and nearest.ref_count == 0:
+            self._touch(nearest)
+        targets = self._oldest(len(missing))
+        self._save(targets)
+        for page, (phash, text) in zip(targets, missing, strict=True):
+            if not self.tier.restore(text, self._page_tensors(page)):
+                continue
+            del self.unreferenced_pages[page.phash]
+            self.unreferenced_pages[phash] = page
+            page.phash, page.prev_hash = phash, text.before
+            page.kv_position, page.can_revert = self.page_size, False
+            page.sequence[0] = text.ids
+            self._touch(page)
+
+    def _restore_last(self, job: PagedJob) -> None:
+        """Begin a job's first page that has to be computed with what is in host memory, where that is
+        longer than what the card has: the library looks there when it reads the prompt."""
+        number = job.position // self.page_size
+        text, page = job.page_text(number), job.own_pages[number]
+        if page.ref_count > 1:
+            return
+        _, on_card = self._nearest(text, page)
+        found, count = self.tier.best(text)
+        if found is None or count < on_card + WORTH_A_COPY:
+            return
+        self.tier.touch(found, job.visit)
+        self.tier.restore(found, self._page_tensors(page))
+        page.prev_hash, page.kv_position, page.can_revert = text.before, count, False
+        page.sequence[0, :count] = text.ids[:count]
+        job.sequences[0].kv_position += count
+        job.cached_tokens += count
+
+    def _nearest(self, text: PageText, but: Any = None) -> tuple[Any, int]:
+        """The page on the card that begins as `text` does for longest, and how many tokens that is."""
+        found, most = None, 0
+        for page in self.all_pages:
+            if page.prev_hash == text.before and page.kv_position and page is not but:
+                common = text.common(_text(page))
+                if common > most:
+                    found, most = page, common
+        return found, most
+
+    def _note_use(self, pages: Sequence[Any], visit: int) -> None:
+        """Note that these pages, one text's, were used. Partial ones of earlier versions of it that
+        are not worth their places are given first, and not saved."""
+        used = {page.prev_hash: page for page in pages if page.kv_position}
+        for page in used.values():
+            self.visits[page.page_index] = max(self.visits[page.page_index], visit)
+        for other in self.unreferenced_pages.values():
+            page = used.get(other.prev_hash)
+            if page is None or not 0 < other.kv_position < self.page_size:
+                continue
+            if _text(page).outdates(_text(other)):
+                other.access_serial = OUTDATED
+                self.visits[other.page_index] = 0
+
+
+def _text(page: Any) -> PageText:
+    """What a page holds."""
+    return PageText(page.prev_hash, page.sequence[0, : page.kv_position].numpy().tobytes())
+
 
 class PagedJob(ExLlamaV2DynamicJob):  # type: ignore[misc]
     """A text and its pages."""
 
     is_fresh = False
+    visit = 0
+    """Jobs are counted from 1."""
     guessed_to = 0
     """Tokens of the text whose keys and values the draft model has, too."""
 
@@ -155,15 +316,32 @@ class PagedJob(ExLlamaV2DynamicJob):  # type: ignore[misc]
     def rewind(self) -> None:
         """Forget what was offered and not accepted."""
         size = self.generator.page_size
-        first = self.position // size
+        # Nothing is offered inside the prompt, but pages further on in it may have been found.
+        first = max(self.position // size, len(self.sequences[0].page_hashes))
         for number, page in enumerate(self.own_pages[first:], first):
             page.kv_position = min(page.kv_position, max(0, self.position - number * size))
         self.guessed_to = min(self.guessed_to, self.position)
+
+    def lose(self, start: int) -> None:
+        """Forget the keys and values that it has behind `start`, where no other job needs them."""
+        size = self.generator.page_size
+        last = -(-self.position // size)
+        for number, page in enumerate(self.own_pages[start // size : last], start // size):
+            if page.ref_count == 1:
+                page.kv_position = min(page.kv_position, start - number * size)
 
     def text(self, start: int, end: int) -> list[int]:
         """Tokens of it."""
         ids: Tensor = self.sequences[0].sequence_ids.torch_slice(start, end)
         return [int(token) for token in ids[0]]
+
+    def page_text(self, number: int) -> PageText:
+        """What is to be read into a page: all but the last token of the text are."""
+        size, sequence = self.generator.page_size, self.sequences[0]
+        end = min((number + 1) * size, len(sequence.sequence_ids) - 1)
+        ids: Tensor = sequence.sequence_ids.torch_slice(number * size, end)
+        before = sequence.page_hashes[number - 1] if number else None
+        return PageText(before, ids.numpy().tobytes())
 
     def forget(self) -> None:
         """Find nothing in the cache, and be found by nobody."""
