@@ -10,6 +10,7 @@ from torch import Tensor
 from completion_ls.engines.model import KvShape
 from completion_ls.engines.native import (
     MOST_GROUP,
+    MOST_SIZE,
     MULTIPLE,
     Native,
     NativeAttention,
@@ -47,7 +48,8 @@ class Compiled:
     def of(cls, shape: LlamaShape, weights: LlamaWeights, native: Native) -> Compiled | None:
         """None where the compiled functions cannot do this model."""
         head = native.prepare(weights.head)
-        if head is None or shape.head_dim % MULTIPLE or shape.heads > MOST_GROUP * shape.kv_heads:
+        fits = shape.head_dim % MULTIPLE == 0 and shape.head_dim <= MOST_SIZE
+        if head is None or not fits or shape.heads > MOST_GROUP * shape.kv_heads:
             return None
         blocks = []
         for layer in weights.layers:

@@ -1,10 +1,8 @@
 /* The products and the attention of a pass of few tokens.
  *
  * Such a pass is bound by memory: every weight is read once, so what counts is that weights and
- * keys stay as small as they are stored until they are in registers, and that nothing happens
- * between the reads. Everything is written so that a compiler makes vector code of it for the
- * machine at hand. A row's result does not depend on which rows are computed beside it, nor on the
- * number of threads.
+ * keys are read as small as they are stored, and that nothing happens between the reads. A row's
+ * result does not depend on which rows are computed beside it, nor on the number of threads.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -17,6 +15,7 @@
 #include <immintrin.h>
 #define REST() __builtin_ia32_pause()
 #elif defined(__aarch64__)
+#include <arm_neon.h>
 #define REST() __asm__ volatile("yield")
 #else
 #define REST() ((void)0)
@@ -25,7 +24,7 @@
 /* ---- Threads. The caller works as well and never waits for a helper that has not begun: on a busy
  * machine a helper that does not get a core in time simply finds nothing left to do. ---- */
 
-typedef void (*Work)(void *argument, int part, int worker);
+typedef void (*Work)(void *argument, int part);
 
 static struct {
     pthread_mutex_t caller; /* who calls from several threads calls one after the other */
@@ -42,17 +41,18 @@ static struct {
           .wake = PTHREAD_COND_INITIALIZER,
           .want = PTHREAD_COND_INITIALIZER};
 
-enum { PATIENCE = 2000 }; /* pauses before a helper goes to sleep: some tens of microseconds */
+enum { PATIENCE = 2000, STACK = 1 << 20 }; /* pauses before a helper goes to sleep: some tens of microseconds;
+    bytes of its stack: a block of keys of the largest heads takes a third of that */
 
 static int is_left(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
 /* A helper that comes late, with its mind on work that is done, finds the parts of the next one or
  * none: which part it has, and that there is one, is told by the same read that takes it. */
-static int take_part(int worker) {
+static int take_part(void) {
     if (!is_left(atomic_load(&pool.ticket))) return 0;
     uint64_t mine = atomic_fetch_add(&pool.ticket, 1);
     if (!is_left(mine)) return 0;
-    pool.work(pool.argument, (int)(uint32_t)mine, worker);
+    pool.work(pool.argument, (int)(uint32_t)mine);
     atomic_fetch_add(&pool.done, 1);
     return 1;
 }
@@ -62,7 +62,7 @@ static int is_wanted(int number) { return number < atomic_load(&pool.wanted); }
 static void *help(void *argument) {
     const int number = (int)(intptr_t)argument;
     for (int idle = 0;; idle++) {
-        if (is_wanted(number) && take_part(number + 1)) {
+        if (is_wanted(number) && take_part()) {
             idle = 0;
         } else if (is_wanted(number) && idle < PATIENCE) {
             REST();
@@ -82,7 +82,7 @@ static void *help(void *argument) {
 
 static void share(Work work, void *argument, int parts) {
     if (atomic_load(&pool.wanted) == 0 || parts == 1) {
-        for (int part = 0; part < parts; part++) work(argument, part, 0);
+        for (int part = 0; part < parts; part++) work(argument, part);
         return;
     }
     pool.work = work;
@@ -94,7 +94,7 @@ static void share(Work work, void *argument, int parts) {
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
-    while (take_part(0)) {}
+    while (take_part()) {}
     for (int spins = 0; atomic_load(&pool.done) < parts; spins++)
         if (spins < PATIENCE) REST();
         else sched_yield();
@@ -106,6 +106,7 @@ static void start_anew(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.want, NULL);
+    atomic_store(&pool.ticket, 0); /* what was left of the work of another thread is not for helpers to come */
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.wanted, 0);
     pool.helpers = 0;
@@ -116,11 +117,15 @@ int use_threads(int threads) {
     static int prepared;
     pthread_mutex_lock(&pool.caller);
     if (!prepared) prepared = !pthread_atfork(NULL, NULL, start_anew);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK); /* not what the machine happens to give */
     for (; pool.helpers < threads - 1; pool.helpers++) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, help, (void *)(intptr_t)pool.helpers)) break;
+        if (pthread_create(&thread, &attributes, help, (void *)(intptr_t)pool.helpers)) break;
         pthread_detach(thread);
     }
+    pthread_attr_destroy(&attributes);
     pthread_mutex_lock(&pool.lock);
     atomic_store(&pool.wanted, threads - 1 < pool.helpers ? threads - 1 : pool.helpers);
     pthread_cond_broadcast(&pool.want);
@@ -136,16 +141,26 @@ int use_threads(int threads) {
 /* With sizes that are known where it is called. */
 #define INLINED static inline __attribute__((always_inline))
 
+/* a * b + c, rounded once where the machine can. Never left to the compiler: GCC, where it tunes for AMD's
+ * processors, fuses in one loop and not in the next, and the same sum has other bits in another pass. */
+static inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 static inline float power_of_e(float x) { /* for x <= 88, to the last bits of a float */
     float n = __builtin_rintf(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    p = fused(p, r, 1.3981999507e-3f);
+    p = fused(p, r, 8.3334519073e-3f);
+    p = fused(p, r, 4.1665795894e-2f);
+    p = fused(p, r, 1.6666665459e-1f);
+    p = fused(p, r, 5.0000001201e-1f);
+    p = fused(p * r, r, r) + 1.0f;
     int32_t bits = ((int32_t)(n < -126.0f ? -126.0f : n) + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
@@ -185,6 +200,25 @@ static inline Floats load_bf16(const uint16_t *from) {
     return (Floats)(__builtin_convertvector(values, Words) << 16);
 }
 
+/* sum + a * b, as `fused`. */
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    float32x4_t part[3][LANES / 4];
+    memcpy(part[0], &sum, sizeof sum), memcpy(part[1], &a, sizeof a), memcpy(part[2], &b, sizeof b);
+    for (int i = 0; i < LANES / 4; i++) part[0][i] = vfmaq_f32(part[0][i], part[1][i], part[2][i]);
+    memcpy(&sum, part[0], sizeof sum);
+    return sum;
+#else
+    return sum + a * b;
+#endif
+}
+
+static inline Floats spread(float x) { return x - (Floats){0}; }
+
 static inline float total_of(Floats values) {
     Four part[LANES / 4];
     memcpy(part, &values, sizeof values);
@@ -201,7 +235,7 @@ static inline Ints add_pairs(Ints sum, Shorts a, Shorts b) {
     return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVXVNNI__)
     return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
     return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
     return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
@@ -282,7 +316,7 @@ static inline Ints totals_of(Ints x[LANES]) {
 static inline float dot(const float *a, const float *b, int n) {
     Floats sum = {0};
     int i = 0;
-    for (; i + LANES <= n; i += LANES) sum += load(a + i) * load(b + i);
+    for (; i + LANES <= n; i += LANES) sum = add_product(sum, load(a + i), load(b + i));
     float total = total_of(sum);
     for (; i < n; i++) total += a[i] * b[i];
     return total;
@@ -297,7 +331,8 @@ static void normalize(const float *restrict x, const float *restrict weight, int
 /* ---- Linear layers ---- */
 
 enum { INT8, INT4, BF16 };
-enum { GROUP = 32, TILE = 4, TILE_ROWS = LANES / TILE, MANY = 16, SCRATCH = 12288 /* widened weights */, LINE = 64 /* bytes of the cache */ };
+enum { GROUP = 32, TILE = 4, TILE_ROWS = LANES / TILE, MANY = 16 };
+enum { SCRATCH = 12288 /* widened weights */, LINE = 64 /* bytes of the processor's cache */ };
 
 #define PADDED(n) (((n) + TWICE - 1) / TWICE * TWICE)
 
@@ -361,7 +396,7 @@ INLINED Ints tile_of_bytes(const int8_t *const w[TILE], int n, const int16_t *v,
     int k = 0;
     for (; k + TWICE <= n; k += TWICE) {
         for (int i = 0; i < TILE; i++) wide[i] = load_shorts(w[i] + k);
-        for (int i = k / TWICE % (64 / TWICE); i < TILE; i += 64 / TWICE) fetch(w[i] + k, 2 * TILE * n); /* each line of it once */
+        for (int i = k / TWICE % (64 / TWICE); i < TILE; i += 64 / TWICE) fetch(w[i] + k, 2 * TILE * n); /* each once */
         multiply(sum, wide, v + k, PADDED(n), rows);
     }
     if (k < n) { /* what is behind the last row is not ours to read */
@@ -385,14 +420,13 @@ INLINED Ints tile_of_shorts(const int16_t *w, int stride, const int16_t *v, cons
 }
 
 static inline void put(const Product *p, int row, int output, float y) {
-    __asm__("" : "+m"(y)); /* rounded by itself, not fused with what is added: as torch does it */
     if (p->layer->bias) y += p->layer->bias[output];
     float *to = p->out + (long)row * p->layer->outputs + output;
     *to = p->add ? *to + y : y;
 }
 
 #define OUTPUT_OF(tile, L) ((L) % (tile))
-#define ROW_OF(tile, L) ((L) / (tile))
+#define INPUT_OF(tile, L) ((L) / (tile))
 
 INLINED void put_tile(const Product *p, int row, const int rows, int j, Ints sums) {
     const Linear *l = p->layer;
@@ -407,9 +441,8 @@ INLINED void put_tile(const Product *p, int row, const int rows, int j, Ints sum
     memcpy(&scales, l->scale + j, sizeof *y);
     memcpy(&units, p->unit + row, rows * sizeof(float));
     scales = CHOOSE(scales, scales, LANES_OF(OUTPUT_OF, TILE));
-    units = CHOOSE(units, units, LANES_OF(ROW_OF, TILE));
+    units = CHOOSE(units, units, LANES_OF(INPUT_OF, TILE));
     Floats numbers = __builtin_convertvector(sums, Floats) * ((Floats)units * (Floats)scales);
-    if (l->bias || p->add) __asm__("" : "+m"(numbers)); /* as in `put` */
     memcpy(y, &numbers, sizeof y);
     for (int r = 0; r < rows; r++) {
         float *to = p->out + (long)(row + r) * l->outputs + j;
@@ -444,8 +477,8 @@ static void int8_rows_of_many(const Product *p, int from, int to) {
     int16_t wide[SCRATCH] __attribute__((aligned(LINE)));
     for (int first = from; first < to; first += at_once) {
         const int last = first + at_once < to ? first + at_once : to;
-        for (int j = first; j < last; j++) {
-            const int8_t *w = (const int8_t *)p->layer->weight + (long)j * n;
+        for (int j = first; j < (last + TILE - 1) / TILE * TILE; j++) { /* a tile that is not full repeats a row */
+            const int8_t *w = (const int8_t *)p->layer->weight + (long)(j < last ? j : last - 1) * n;
             int16_t *own = wide + (j - first) * stride;
             int k = 0;
             for (; k + TWICE <= n; k += TWICE) {
@@ -467,9 +500,8 @@ static void int8_rows_of_many(const Product *p, int from, int to) {
 
 enum { WIDE_TILE = 8, FAR = 4096 /* bytes */ };
 
-/* Weights that are widened to floats, sixteen at a time, and used for some rows of inputs. */
-INLINED void float_rows(const Product *p, int j, int row, const int rows,
-                                                             const int is_int4) {
+/* Weights that are widened to floats, a register at a time, and used for some rows of inputs. */
+INLINED void float_rows(const Product *p, int j, int row, const int rows, const int is_int4) {
     const Linear *l = p->layer;
     const int n = l->inputs;
     const float *x = p->input + (long)row * n;
@@ -480,16 +512,16 @@ INLINED void float_rows(const Product *p, int j, int row, const int rows,
         for (int k = 0; k < n; k += GROUP, w += GROUP / 2, pair += 2) {
             fetch(w, FAR);
             fetch(pair, FAR / 2);
-            const float scale = pair[0], least = pair[1];
+            const Floats scale = spread(pair[0]), least = spread(pair[1]);
             for (int i = 0; i < GROUP / 2; i += LANES) {
                 Bytes bytes;
                 memcpy(&bytes, w + i, sizeof bytes);
                 Words words = __builtin_convertvector(__builtin_convertvector(bytes, Halves), Words);
-                Floats first = __builtin_convertvector((Ints)(words & 15), Floats) * scale + least;
-                Floats second = __builtin_convertvector((Ints)(words >> 4), Floats) * scale + least;
+                Floats first = add_product(least, __builtin_convertvector((Ints)(words & 15), Floats), scale);
+                Floats second = add_product(least, __builtin_convertvector((Ints)(words >> 4), Floats), scale);
                 for (int r = 0; r < rows; r++) {
-                    sum[r] += first * load(x + r * n + k + i);
-                    sum[r] += second * load(x + r * n + k + i + GROUP / 2);
+                    sum[r] = add_product(sum[r], first, load(x + r * n + k + i));
+                    sum[r] = add_product(sum[r], second, load(x + r * n + k + i + GROUP / 2));
                 }
             }
         }
@@ -498,7 +530,7 @@ INLINED void float_rows(const Product *p, int j, int row, const int rows,
         for (int k = 0; k < n; k += LANES) {
             fetch(w + k, FAR);
             Floats weight = load_bf16(w + k);
-            for (int r = 0; r < rows; r++) sum[r] += weight * load(x + r * n + k);
+            for (int r = 0; r < rows; r++) sum[r] = add_product(sum[r], weight, load(x + r * n + k));
         }
     }
     for (int r = 0; r < rows; r++) put(p, row + r, j, total_of(sum[r]));
@@ -519,8 +551,7 @@ static void wide_rows(const Product *p, int from, int to) {
         }
 }
 
-static void product_part(void *argument, int part, int worker) {
-    (void)worker;
+static void product_part(void *argument, int part) {
     const Product *p = argument;
     const int tiles = (p->layer->outputs + TILE - 1) / TILE;
     const int from = TILE * (int)((long)tiles * part / p->parts);
@@ -537,7 +568,7 @@ static void product_part(void *argument, int part, int worker) {
 static void make_input(const float *restrict x, int n, const float *norm, float eps, int gated, float *restrict out) {
     if (gated) {
         for (int i = 0; i < n; i++) {
-            const float away = -x[i] > 80.0f ? 80.0f : -x[i];
+            const float away = -x[i] > 88.0f ? 88.0f : -x[i];
             out[i] = x[i] / (1.0f + power_of_e(away)) * x[n + i];
         }
     } else if (norm) {
@@ -551,15 +582,14 @@ static void make_input(const float *restrict x, int n, const float *norm, float 
 static void share_rows(Work work, void *argument, int rows) {
     if (rows > MANY) share(work, argument, rows);
     else
-        for (int row = 0; row < rows; row++) work(argument, row, 0);
+        for (int row = 0; row < rows; row++) work(argument, row);
 }
 
 static void *aligned(size_t bytes) { return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE); }
 
-static void prepare_part(void *argument, int row, int worker) {
+static void prepare_part(void *argument, int row) {
     const Product *p = argument;
     const int n = p->layer->inputs;
-    (void)worker;
     make_input(p->x + (long)row * (p->gated ? 2 * n : n), n, p->norm, p->eps, p->gated, p->input + (long)row * n);
     if (p->layer->kind != INT8) return;
     int16_t *v = p->v + (long)row * PADDED(n);
@@ -595,7 +625,7 @@ enum { KEYS = 128, BATCH = 6, FEW = 8, MOST_GROUP = 16, TOGETHER = 32 }; /* keys
     computed at once; queries that are not worth preparing the keys; rows of which blocks are shared */
 
 typedef struct {
-    int32_t heads, kv_heads, size, capacity; /* of the cache, in slots */
+    int32_t heads, kv_heads, size;
     float eps;
     const float *q_norm, *k_norm; /* [size] or NULL */
 } Heads;
@@ -607,7 +637,7 @@ typedef struct {
     const Heads *h;
     const float *qkv, *cos, *sin;
     int8_t *cache;          /* [2, kv_heads, capacity, STRIDE(size)] */
-    int past;
+    int capacity, past;     /* its slots, and those that are in use */
     int16_t *q;             /* [kv_heads, queries, WIDTH(size)], a query is a head of a row, ... */
     float *unit;            /* [kv_heads, queries] ... in units of this */
     float *sums;            /* [kv_heads, blocks, queries, size + 2]: values, largest score, weights */
@@ -651,7 +681,7 @@ INLINED void add_values(const float *s, const float *values, int count, float *t
     for (int t = 0; t < count; t++)
         for (int i = 0; i < size / LANES; i++) {
             const Floats value = load(values + t * size + i * LANES);
-            for (int n = 0; n < queries; n++) sum[n][i] += s[n * KEYS + t] * value;
+            for (int n = 0; n < queries; n++) sum[n][i] = add_product(sum[n][i], spread(s[n * KEYS + t]), value);
         }
     for (int n = 0; n < queries; n++) memcpy(to + n * (size + 2), sum[n], sizeof sum[n]);
 }
@@ -663,7 +693,7 @@ INLINED void add_bytes(const float *s, const int8_t *values, const int32_t *slot
     for (int t = 0; t < count; t++)
         for (int i = 0; i < size / LANES; i++) {
             const Floats value = load_bytes(values + (long)slot[t] * STRIDE(size) + i * LANES);
-            for (int n = 0; n < queries; n++) sum[n][i] += s[n * KEYS + t] * value;
+            for (int n = 0; n < queries; n++) sum[n][i] = add_product(sum[n][i], spread(s[n * KEYS + t]), value);
         }
     for (int n = 0; n < queries; n++) memcpy(to + n * (size + 2), sum[n], sizeof sum[n]);
 }
@@ -672,8 +702,8 @@ INLINED void add_bytes(const float *s, const int8_t *values, const int32_t *slot
  * [queries, size + 2]. For many queries, */
 INLINED void block_of_many(
     const Attention *a, int head, int from, int count, const int32_t *ends, float *to, const int size) {
-    const int8_t *keys = a->cache + ((long)head * a->h->capacity + from) * STRIDE(size);
-    const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
+    const int8_t *keys = a->cache + ((long)head * a->capacity + from) * STRIDE(size);
+    const int8_t *values = keys + (long)a->h->kv_heads * a->capacity * STRIDE(size);
     const int at_once = LANES == 16 && size <= 64 ? BATCH : LANES == 16 && size <= 128 ? BATCH / 2 : 1; /* sums that
         fit into registers */
     Ints turned[KEYS / LANES][WIDTH(size) / 4]; /* four elements of each key beside the same of the next */
@@ -733,8 +763,8 @@ INLINED void block_of_many(
 INLINED void block_of_few(
     const Attention *a, int head, int first, int queries, const int32_t *slot, int count, const int32_t *ends,
     float *to, const int size) {
-    const int8_t *keys = a->cache + (long)head * a->h->capacity * STRIDE(size);
-    const int8_t *values = keys + (long)a->h->kv_heads * a->h->capacity * STRIDE(size);
+    const int8_t *keys = a->cache + (long)head * a->capacity * STRIDE(size);
+    const int8_t *values = keys + (long)a->h->kv_heads * a->capacity * STRIDE(size);
     const int16_t *q = a->q + ((long)head * a->queries + first) * WIDTH(size);
     const float *unit = a->unit + (long)head * a->queries + first;
     float s[MOST_GROUP * KEYS], value_units[KEYS] = {0};
@@ -802,9 +832,8 @@ INLINED void blocks_of(const Attention *a, int part, const int size) {
     }
 }
 
-static void blocks_part(void *argument, int part, int worker) {
+static void blocks_part(void *argument, int part) {
     const Attention *a = argument;
-    (void)worker;
     switch (a->h->size) { /* known when this is compiled, so that what is summed stays in registers */
     case 64: blocks_of(a, part, 64); break;
     case 128: blocks_of(a, part, 128); break;
@@ -832,42 +861,41 @@ static void keep(const float *x, int size, int8_t *to) {
     memcpy(to + WIDTH(size), &unit, sizeof unit);
 }
 
-static void keep_part(void *argument, int row, int worker) {
+static void keep_part(void *argument, int row) {
     const Attention *a = argument;
     const Heads *h = a->h;
     const int size = h->size;
     const float *x = a->qkv + (long)row * (h->heads + 2 * h->kv_heads) * size + (long)h->heads * size;
     float turned[size];
-    (void)worker;
     for (int n = 0; n < 2 * h->kv_heads; n++, x += size) {
         const int is_key = n < h->kv_heads;
         if (is_key) turn(x, h->k_norm, h, a->cos + (long)row * size, a->sin + (long)row * size, turned);
-        keep(is_key ? turned : x, size, a->cache + ((long)n * h->capacity + a->past + row) * STRIDE(size));
+        keep(is_key ? turned : x, size, a->cache + ((long)n * a->capacity + a->past + row) * STRIDE(size));
     }
 }
 
-static void ask_part(void *argument, int row, int worker) {
+static void ask_part(void *argument, int row) {
     const Attention *a = argument;
     const Heads *h = a->h;
     const int size = h->size;
     const float *x = a->qkv + (long)row * (h->heads + 2 * h->kv_heads) * size;
-    const float scale = 1.0f / __builtin_sqrtf((float)size), most = 2147483647.0f / (127.0f * (float)size);
+    const float scale = 1.0f / __builtin_sqrtf((float)size);
+    const int most = INT32_MAX / (127 * size); /* whole: what is rounded to it must not exceed it */
     float turned[size];
-    (void)worker;
     for (int n = 0; n < h->heads; n++, x += size) {
         const long query = (long)(n / a->group) * a->queries + row * a->group + n % a->group;
         turn(x, h->q_norm, h, a->cos + (long)row * size, a->sin + (long)row * size, turned);
         memset(a->q + query * WIDTH(size), 0, WIDTH(size) * sizeof(int16_t));
-        a->unit[query] = scale * quantize(turned, size, most < 32767 ? most : 32767, a->q + query * WIDTH(size));
+        const float limit = (float)(most < INT16_MAX ? most : INT16_MAX);
+        a->unit[query] = scale * quantize(turned, size, limit, a->q + query * WIDTH(size));
     }
 }
 
 /* Puts the blocks of a row together. */
-static void join_part(void *argument, int row, int worker) {
+static void join_part(void *argument, int row) {
     const Attention *a = argument;
     const int size = a->h->size, own = (a->ends[row] + KEYS - 1) / KEYS;
     const long step = (long)a->queries * (size + 2);
-    (void)worker;
     for (int n = 0; n < a->h->heads; n++) {
         const int query = row * a->group + n % a->group;
         const float *part = a->sums + n / a->group * a->blocks * step + (long)query * (size + 2);
@@ -890,8 +918,8 @@ static void join_part(void *argument, int row, int worker) {
  * NULL; otherwise the rest of them is in slots[row, 0 ... longest - 1]. `cos` and `sin` are
  * [rows, size]; the size of a head is a multiple of 16, and not more than MOST_GROUP of them share a
  * key head. Returns 1 where there is no memory. */
-int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, int8_t *cache, int all_rows,
-           int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
+int attend(const Heads *h, const float *qkv, const float *cos, const float *sin, int8_t *cache, int capacity,
+           int all_rows, int past, int common, const int32_t *slots, int longest, const int32_t *ends, float *out) {
     const int size = h->size, group = h->heads / h->kv_heads;
     const int most = (all_rows < TOGETHER ? all_rows : TOGETHER) * group;
     int last = 0;
@@ -900,8 +928,8 @@ int attend(const Heads *h, const float *qkv, const float *cos, const float *sin,
     float *sums = malloc(sizeof(float) * (of_sums + of_unit) + sizeof(int16_t) * of_unit * WIDTH(size));
     if (!sums) return 1;
     float *unit = sums + of_sums;
-    Attention a = {.h = h, .qkv = qkv, .cos = cos, .sin = sin, .cache = cache, .past = past, .common = common,
-                   .slots = slots, .longest = longest, .ends = ends, .group = group, .out = out,
+    Attention a = {.h = h, .qkv = qkv, .cos = cos, .sin = sin, .cache = cache, .capacity = capacity, .past = past,
+                   .common = common, .slots = slots, .longest = longest, .ends = ends, .group = group, .out = out,
                    .sums = sums, .unit = unit, .q = (int16_t *)(unit + of_unit)};
     pthread_mutex_lock(&pool.caller);
     share_rows(keep_part, &a, all_rows);

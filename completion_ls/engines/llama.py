@@ -1,4 +1,4 @@
-"""The forward pass of Llama-like models on a CPU. What is added up is float32, whatever is stored."""
+"""The forward pass of Llama-like models on a CPU. On torch what is added up is float32."""
 
 from __future__ import annotations
 

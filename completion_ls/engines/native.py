@@ -46,12 +46,15 @@ MULTIPLE = 16
 """The size of a head, and the inputs of a layer in bfloat16, must be a multiple of this."""
 MOST_GROUP = 16
 """A key head may serve so many query heads."""
+MOST_SIZE = 512
+"""Largest size of a head."""
 
-_SOURCE = Path(__file__).with_name("kernels.c")
+SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = (
     *("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread"),
-    # Not -ffast-math, which would take liberties with the order of sums.
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    # Not -ffast-math, which would take liberties with the order of sums; nor may the compiler choose
+    # which products are rounded before they are added.
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
 )
 _X86_FLAGS = ("-march=native", "-mprefer-vector-width=512")
 _VERSION_S, _COMPILE_S = 20, 120
@@ -70,7 +73,7 @@ class _Layer(ctypes.Structure):
 
 class _Heads(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "size", "capacity")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "size")),
         ("eps", _FLOAT),
         *((name, _POINTER) for name in ("q_norm", "k_norm")),
     )
@@ -85,7 +88,7 @@ class Native:
         library.linear.argtypes = [*_POINTERS, _INT, _POINTER, _FLOAT, _INT, _POINTER, _INT]
         library.attend.argtypes = [
             *(5 * [_POINTER]),
-            *(3 * [_INT]),
+            *(4 * [_INT]),
             _POINTER,
             _INT,
             *_POINTERS,
@@ -194,13 +197,13 @@ class NativeAttention:
         its first `past` slots. `cos` and `sin` are [rows, 1, head_dim]."""
         rows = len(qkv)
         out = qkv.new_empty(rows, self._width)
-        self._fields.capacity = cache.shape[2]
         failed = self._attend(
             self._address,
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             cache.data_ptr(),
+            cache.shape[2],
             rows,
             past,
             seen.common,
@@ -282,7 +285,7 @@ def _library(compiler: list[str]) -> ctypes.CDLL:
     flags = [*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ())]
     version = _run([*compiler, "--version"], _VERSION_S)
     made_from = "\n".join([*compiler, version, *flags, platform.machine(), processor()])
-    key = hashlib.sha256(_SOURCE.read_bytes() + made_from.encode()).hexdigest()[:32]
+    key = hashlib.sha256(SOURCE.read_bytes() + made_from.encode()).hexdigest()[:32]
     folder = cache_dir() / "kernels"
     for kept in folder.glob(f"{key}-*.so"):
         if kept.name == _name(key, kept):
@@ -291,7 +294,7 @@ def _library(compiler: list[str]) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         made = Path(place, "kernels.so")
-        _run([*compiler, *flags, str(_SOURCE), "-o", str(made)], _COMPILE_S)
+        _run([*compiler, *flags, str(SOURCE), "-o", str(made)], _COMPILE_S)
         target = made.replace(folder / _name(key, made))
     return ctypes.CDLL(str(target))
 

@@ -18,7 +18,7 @@ from completion_ls.config.paths import cache_dir
 from completion_ls.decode.draft_length import MOST, PassCost
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.model import Model
-from completion_ls.engines.native import processor
+from completion_ls.engines.native import SOURCE, processor
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ CONTEXT = 512
 """Tokens that are there already when a pass is timed."""
 ROUNDS = 5
 """The fastest of so many counts: other work on the machine only ever adds."""
+KERNELS = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
 WORTH = 0.95
 """More threads must be faster by this to be taken."""
 
@@ -109,7 +110,7 @@ def _candidates() -> list[int]:
 
 def _file(model: Model, folder: Path, threads: int) -> Path:
     """Named after all that the speed depends on."""
-    depends = (__version__, str(folder.resolve()), repr(model.shape), model.nbytes)
+    depends = (__version__, KERNELS, str(folder.resolve()), repr(model.shape), model.nbytes)
     machine = (processor(), _candidates(), model.is_compiled, threads, WIDTHS, CONTEXT)
     key = hashlib.sha256(repr((depends, machine)).encode()).hexdigest()[:32]
     return cache_dir() / "measured" / f"{key}.json"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import platform
 import random
 import shutil
 import subprocess
@@ -51,7 +52,7 @@ KINDS = ["int8", "int4", "bf16"]
 MODELS = ["heads-of-16", "qwen3", "one-key-head"]
 KEYS = 128
 """Keys in a block of the attention."""
-FEW = 16
+MANY = 16
 """More rows than this go through a layer another way."""
 TEXT = random.Random(8).choices(range(97), k=300)
 ROOM = 1024
@@ -99,8 +100,8 @@ def known(
     return make
 
 
-def empty(model: Llama) -> KvSequence:
-    kv = KvCache(model.kv, 2**28).acquire([0], ROOM)
+def empty(model: Llama, room: int = ROOM) -> KvSequence:
+    kv = KvCache(model.kv, 2**28).acquire([0], room)
     assert kv is not None
     for layer in kv.layers:
         layer.fill_(-1)  # what nobody wrote must not be read: units that are not numbers
@@ -130,7 +131,7 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
 
 
 widths = st.one_of(
-    st.sampled_from([1, 2, 3, 5, 8, FEW, FEW + 1, 2 * FEW, KEYS - 1, KEYS, KEYS + 1]),
+    st.sampled_from([1, 2, 3, 5, 8, MANY, MANY + 1, 2 * MANY, KEYS - 1, KEYS, KEYS + 1]),
     st.integers(1, 200),
 )
 
@@ -155,6 +156,40 @@ def test_no_way_to_split_a_text_changes_a_bit(
     one.model.use_threads(1)
     assert torch.equal(torch.cat(rows), one.logits)
     assert_same(kept(kv, range(len(TEXT))), one.kept)
+
+
+OTHER_PROCESSORS = {
+    "eight-lanes": ["-mno-avx512f"],
+    "no-vnni": ["-mno-avx512vnni", "-mno-avxvnni"],
+    "no-avx2": ["-mno-avx512f", "-mno-avx2", "-mno-fma"],
+    "amd": ["-mtune=znver3"],
+    "amd-512": ["-mtune=znver3", "--param", "avoid-fma-max-bits=512"],
+}
+"""What GCC is told in place of having them."""
+
+
+@pytest.mark.skipif(
+    not shutil.which("gcc") or platform.machine() != "x86_64", reason="for GCC and x86-64"
+)
+@pytest.mark.parametrize("name", OTHER_PROCESSORS)
+def test_other_processors_keep_their_bits_too(
+    tiny: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path))
+    library = native_module._library([str(shutil.which("gcc")), *OTHER_PROCESSORS[name]])
+    native = Native(library)
+    native.use_threads(2)
+    for kind in KINDS:
+        model = Llama.read(tiny("heads-of-16").folder, kind, native)
+        assert model.is_compiled
+        kv = empty(model)
+        alone = torch.cat([put(model, kv, [token], 1) for token in TEXT])
+        for split in (2, 3, 5, 8, 17, 40, 150):
+            kv, rows = empty(model), []
+            for start in range(0, len(TEXT), split):
+                tokens = TEXT[start : start + split]
+                rows.append(put(model, kv, tokens, len(tokens)))
+            assert torch.equal(torch.cat(rows), alone), (kind, split)
 
 
 def test_only_the_last_logits_may_be_asked_for(known: Callable) -> None:
@@ -302,7 +337,7 @@ def test_transformers_computes_nearly_the_same(known: Callable, tiny: Callable, 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    size=st.sampled_from([16, 32, 48, 64, 80, 128]),
+    size=st.sampled_from([16, 32, 48, 64, 80, 128, 192, 256]),
     heads=st.sampled_from([(1, 1), (3, 3), (6, 2), (16, 1), (15, 5)]),
     rows=st.sampled_from([1, 2, 3, 16, 32, 33, 70]),
     past=st.sampled_from([0, 1, 90, 127, 128, 129, 255, 256, 300]),
@@ -332,10 +367,13 @@ def test_attention_of_every_shape(
         else (None, None)
     )
     kept_as = kv_shape(shape)
-    cache = kept_as.empty(512)
+    capacity = past + rows + draw.choice((0, 40))
+    cache = kept_as.empty(capacity)
     cache[..., :-4] = torch.randint(-127, 128, cache[..., :-4].shape, generator=random_)
     cache[..., size:-4] = 0
-    cache[..., -4:] = (torch.rand(2, kv_heads, 512, 1, generator=random_) / 50).view(torch.int8)
+    cache[..., -4:] = (torch.rand(2, kv_heads, capacity, 1, generator=random_) / 50).view(
+        torch.int8
+    )
     cache[:, :, past:] = -1
     qkv = 2 * torch.randn(rows, (count + 2 * kv_heads) * size, generator=random_)
     positions = list(range(past, past + rows))
@@ -414,7 +452,7 @@ def test_a_layer_is_the_same_in_every_pass_and_on_torch(
         if isinstance(layer, Int8Linear):
             assert torch.equal(alone, expected)
         torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-4 * float(x.abs().max()))
-        for width in (2, 3, 4, 5, 7, 8, 9, FEW, FEW + 1, 64, 100):
+        for width in (2, 3, 4, 5, 7, 8, 9, MANY, MANY + 1, 64, 100):
             native.use_threads(1 + width % 3)
             assert torch.equal(prepared(x[:width]), alone[:width])
             assert torch.equal(prepared(x[100 - width :]), alone[100 - width :])
@@ -424,7 +462,7 @@ def test_a_layer_is_the_same_in_every_pass_and_on_torch(
     native.use_threads(1)
 
 
-@pytest.mark.parametrize("rows", [1, 5, FEW + 1])
+@pytest.mark.parametrize("rows", [1, 5, MANY + 1])
 def test_what_comes_before_a_layer(native: Native, rows: int) -> None:
     torch.manual_seed(rows)
     x = 3 * torch.randn(rows, 192)
@@ -443,7 +481,7 @@ def test_what_comes_before_a_layer(native: Native, rows: int) -> None:
         torch.testing.assert_close(prepared(x, gated=True), layer(gated), rtol=1e-3, atol=2e-2)
 
 
-@pytest.mark.parametrize("rows", [1, 4, 9, FEW + 1])
+@pytest.mark.parametrize("rows", [1, 4, 9, MANY + 1])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_never_becomes_a_number(native: Native, rows: int, wrong: float) -> None:
     torch.manual_seed(1)
@@ -467,7 +505,7 @@ def test_largest_and_smallest_numbers(native: Native) -> None:
     prepared = native.prepare(layer)
     assert prepared is not None
     for size in (1e-45, 1e-40, 1e-30, 1e30, 3e36):
-        for rows in (3, FEW + 3):
+        for rows in (3, MANY + 3):
             x = torch.randn(rows, 64).clamp(-4, 4) * size
             assert torch.equal(prepared(x), layer(x))
             torch.testing.assert_close(
@@ -486,7 +524,7 @@ def test_sums_at_their_limit(native: Native) -> None:
             layer = Int8Linear.of(torch.full((5, inputs), 2.0), None)
             prepared = native.prepare(layer)
             assert prepared is not None
-            for rows in (1, 4, FEW + 1):
+            for rows in (1, 4, MANY + 1):
                 x = torch.full((rows, inputs), 3.0 * sign)
                 expected = torch.full((rows, 5), 6.0 * sign * inputs)
                 torch.testing.assert_close(prepared(x), expected, rtol=1e-5, atol=0)
@@ -547,7 +585,7 @@ def test_callers_in_several_threads_take_turns(known: Callable, native: Native) 
     wrong: list[int] = []
 
     def work(number: int) -> None:
-        kv = empty(one.model)
+        kv = empty(one.model, ROOM + 256 * number)
         for start in range(0, 200, 10):
             if number == 0:
                 native.use_threads(1 + start // 10 % 4)
@@ -720,10 +758,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The functions without their insides, which take a moment less to compile."""
-    names = ("use_threads", "linear", "before", "after", "attend")
+    names = ("use_threads", "linear", "attend")
     source = tmp_path / "small.c"
     source.write_text("".join(f"int {name}(int x) {{ return x; }}\n" for name in names))
-    monkeypatch.setattr(native_module, "_SOURCE", source)
+    monkeypatch.setattr(native_module, "SOURCE", source)
 
 
 def load() -> Native | None:
