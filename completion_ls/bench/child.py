@@ -48,7 +48,8 @@ async def child(module: str, what: Json, failed: Failed) -> AsyncIterator[Child]
 async def process(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A module run as a program, with pipes for input and output; it is killed in the end."""
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        # -P: the files of the folder it is started in are no modules of ours.
+        *(sys.executable, "-P", "-m", module, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

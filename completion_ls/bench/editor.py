@@ -67,7 +67,8 @@ class Editor:
         self._progress = progress
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "completion_ls", "--stdio"),
+            # -P: the files of the folder it is started in are no modules of ours.
+            *("-P", "-m", "completion_ls", "--stdio"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 26,

@@ -16,7 +16,7 @@ from completion_ls.bench.editor import Editor, EditorError, Request
 from completion_ls.bench.figures import rows, summarize
 from completion_ls.bench.session import Session
 from completion_ls.bench.trace import Patch
-from completion_ls.config.sources import SettingsError
+from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.wire.client import EngineFailed
 
 KEY_GAP_S = 0.09
@@ -50,6 +50,7 @@ def run(*, speed: float) -> int:
         return 2
     session = Session(Editor("untitled:demo.py", "python", ""))
     try:
+        resolve_strict()  # before anything is started with those settings that can be used
         asyncio.run(_type(console, session, speed))
     except (SettingsError, EngineFailed, EditorError) as error:
         print(f"completion-ls demo: {error}", file=sys.stderr)

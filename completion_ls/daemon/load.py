@@ -46,7 +46,8 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     calm_openmp()
     guessing = _draft_folder(config.draft, progress)
     engine = _engine(config, local.folder, guessing, progress)
-    progress(f"{local.name} is loaded", 1.0)
+    slow = "; it is slow here, `completion-ls doctor` may say why" if _is_slow(engine) else ""
+    progress(f"{local.name} is loaded{slow}", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
 
 
@@ -63,6 +64,13 @@ def check_kind(config: DaemonConfig) -> None:
                 "reads folders of EXL2 models only. Name such a folder, or set engine.kind to "
                 "torch_cpu."
             )
+
+
+def _is_slow(engine: Engine) -> bool:
+    """Whether it would be several times faster on compiled code, which could not be had."""
+    from completion_ls.engines.torch_cpu import TorchCpuEngine
+
+    return isinstance(engine, TorchCpuEngine) and not engine.is_compiled
 
 
 def _engine(

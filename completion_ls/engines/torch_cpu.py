@@ -152,6 +152,11 @@ class TorchCpuEngine:
         )
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether passes run on compiled code, as fast as they can."""
+        return self._model.is_compiled
+
+    @property
     def max_context(self) -> int:
         """Most tokens, prompt and output together, that one job may have."""
         return self._max_context
