@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from completion_ls.decode.covering import Branch, Covering, Floats
-from completion_ls.decode.sampling import choose
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import (
     EngineStats,
@@ -21,6 +20,7 @@ from completion_ls.engines.contract import (
     Unfinished,
 )
 from completion_ls.engines.drafts import Drafts, JobDrafts
+from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.generator import HEADROOM, PagedDraft, PagedGenerator, PagedJob
 from completion_ls.engines.jobs import check_job, next_job
 
@@ -269,7 +269,7 @@ class Exl2Engine:
             nonlocal looked
             self._count(running, len(branch) + (not rows))
             for length, row in enumerate(self._look(work, branch)):
-                rows[branch[:length]] = row.numpy()
+                rows[branch[:length]] = row.cpu().numpy()
             looked = branch
 
         def look_into(branches: Sequence[Branch]) -> list[Floats]:
@@ -312,9 +312,10 @@ class Exl2Engine:
         job = running.job
         tokens: list[int] = []
         logprobs: list[float] = []
-        for row, guess in zip(self._look(work, draft), [*draft, None], strict=True):
+        choices = Choices(self._look(work, draft), job.sampling)
+        for row, guess in enumerate([*draft, None]):
             position = running.base + len(running.output)
-            token, logprob = choose(row.numpy(), job.sampling, position, running.banned)
+            token, logprob = choices.at(row, position, running.banned)
             if token in job.stop_token_ids:
                 return _event(running, tuple(tokens), tuple(logprobs), Finish.STOP, logprob)
             self._note(running, work, (token,))

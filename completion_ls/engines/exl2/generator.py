@@ -15,8 +15,8 @@ import torch
 from exllamav2.generator import ExLlamaV2DynamicGenerator, ExLlamaV2DynamicJob
 from torch import Tensor
 
-from completion_ls.decode.sampling import choose
 from completion_ls.engines.contract import Sampling
+from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.host_tier import HOST_BYTES, HostTier, PageText
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
 
     def look(self, job: PagedJob, offered: Sequence[int]) -> Tensor:
         """Put the last token of the text and what is `offered` behind it through the target: the
-        logits behind each, [1 + offered, vocabulary] (float32, on the CPU)."""
+        logits behind each, [1 + offered, vocabulary] (float32, where the target is)."""
         sequence = job.sequences[0]
         start = torch.tensor([sequence.kv_position], dtype=torch.int32)
         blocks = job.get_block_index(sequence, len(sequence.sequence_ids) + len(offered))
@@ -159,11 +159,11 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         params = self.get_paged_params(1, blocks.unsqueeze(0), start, ids.shape[-1])
         found = self.model.forward_chunk(input_ids=ids, attn_params=params, cache=self.cache)
         logits: Tensor = found["logits"]
-        return logits[0, :, : self.vocabulary].float().cpu()
+        return logits[0, :, : self.vocabulary].float()
 
     def look_with_draft(self, job: PagedJob, tokens: Sequence[int], start: int) -> Tensor:
         """Put `tokens` through the draft model, whose keys and values are there up to `start`: the
-        logits behind the last one, [vocabulary]."""
+        logits behind the last one, [1, vocabulary] (float32, where the draft model is)."""
         blocks = job.get_block_index(job.sequences[0], start + len(tokens))
         where = torch.tensor([start], dtype=torch.int32)
         params = self.get_paged_params(1, blocks.unsqueeze(0), where, len(tokens))
@@ -174,7 +174,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
             last_id_only=True,
         )
         logits: Tensor = found["logits"]
-        return logits[0, -1].float().cpu()
+        return logits[0, -1:].float()
 
     def iterate(self) -> list[dict[str, Any]]:
         """Not used: `begin`, `read` and `look` take its place."""
@@ -370,10 +370,10 @@ class PagedDraft:
         waiting, start = list(text[work.guessed_to :]), work.guessed_to
         tokens: list[int] = []
         while True:
-            row = self._generator.look_with_draft(work, waiting, start)[:vocabulary]
+            row = self._generator.look_with_draft(work, waiting, start)[:, :vocabulary]
             start += len(waiting)
             work.guessed_to = start
-            tokens.append(choose(row.numpy(), sampling, len(text) + len(tokens))[0])
+            tokens.append(Choices(row, sampling).at(0, len(text) + len(tokens))[0])
             if len(tokens) == count:
                 return tuple(tokens)
             waiting = tokens[-1:]

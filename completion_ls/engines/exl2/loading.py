@@ -158,11 +158,12 @@ def warm_up(generator: PagedGenerator, progress: Progress = silent) -> tuple[Pas
 
 
 def _one_pass(generator: PagedGenerator, job: PagedJob, width: int) -> None:
-    """Both kinds bring their logits to the CPU, which waits for them."""
+    """Either kind, until its logits are on the CPU."""
     if width:
-        generator.look(job, [1] * (width - 1))
+        generator.look(job, [1] * (width - 1)).cpu()
     else:
-        generator.look_with_draft(job, job.text(job.position, job.position + 1), job.position)
+        last = job.text(job.position, job.position + 1)
+        generator.look_with_draft(job, last, job.position).cpu()
 
 
 def _generator(
