@@ -26,6 +26,8 @@ from completion_ls.engines.jobs import check_job, next_job
 
 _log = logging.getLogger(__name__)
 
+MOST_WORD = 64
+"""Bytes of an unfinished word at most; its tokens may be as many."""
 PAGE = 256
 """Tokens of a page of the cache; chunks are multiples of it."""
 
@@ -92,7 +94,7 @@ class Exl2Engine:
         self._vocabulary = vocabulary
         self._drafts = drafts
         self._chunk = chunk
-        self._max_context: int = min(max_context, generator.max_total_tokens - HEADROOM)
+        self._max_context: int = min(max_context, generator.max_total_tokens - HEADROOM - MOST_WORD)
         self._jobs: dict[int, _Running] = {}
         self._passes = self._reused = self._computed = self._generated = 0
 
@@ -143,11 +145,16 @@ class Exl2Engine:
         running = next_job(self._jobs)
         gave_way: list[Event] = []
         if running.work is None:
-            gave_way = self._begin(running)
+            try:
+                gave_way = self._begin(running)
+            except Exception as error:
+                self.cancel(running.job.id)
+                raise JobFailed(running.job.id, error) from error
             if running.work is None:  # somebody else has the pages and is not less urgent
-                if running.lane is Lane.BACKGROUND:
+                others = [one for one in self._jobs.values() if one.work]
+                if running.lane is Lane.BACKGROUND or not others:
                     return [*gave_way, self._end(running, Finish.NO_ROOM)]
-                running = next(one for one in self._jobs.values() if one.work)
+                running = others[0]
         assert running.work is not None
         try:
             try:
