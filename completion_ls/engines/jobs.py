@@ -1,29 +1,66 @@
-"""What all engines ask of a job, and which one goes on."""
+"""What all engines ask of a job, how far it is, and which one goes on."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from completion_ls.engines.contract import Job, Lane
+from completion_ls.engines.contract import Event, Finish, Job, Lane
+from completion_ls.engines.drafts import JobDrafts
 
 
-class Running(Protocol):
-    """A job in an engine."""
+@dataclass(slots=True, eq=False)
+class RunningJob:
+    """A job in an engine, and how far it is."""
 
-    @property
-    def job(self) -> Job:
-        """What is to be done."""
-
-    @property
-    def lane(self) -> Lane:
-        """Its present lane."""
+    job: Job
+    lane: Lane
+    reused: int = 0
+    computed: int = 0
+    output: list[int] = field(default_factory=list)
+    first_tokens: int = 1
+    """How many tokens of the output came with the prefill."""
+    drafts: JobDrafts | None = None
 
     @property
     def prefilled(self) -> bool:
         """Whether there is output."""
+        return bool(self.output)
+
+    @property
+    def base(self) -> int:
+        """Tokens of the prompt before the unfinished word, whose place the output takes."""
+        return len(self.job.prompt) - (self.job.unfinished.tokens if self.job.unfinished else 0)
+
+    @property
+    def produced(self) -> int:
+        """Tokens of the output; an unfinished word counts as one."""
+        return len(self.output) - self.first_tokens + 1 if self.output else 0
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Stop tokens, as long as the job must not stop."""
+        enough = self.produced >= self.job.min_new_tokens
+        return frozenset() if enough else self.job.stop_token_ids
+
+    @property
+    def full(self) -> Finish | None:
+        """LENGTH when the job has what it asked for."""
+        return Finish.LENGTH if self.produced >= self.job.max_new_tokens else None
+
+    def event(
+        self,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[float, ...] = (),
+        finish: Finish | None = None,
+        stop_logprob: float | None = None,
+    ) -> Event:
+        """What a step did for it."""
+        counts = self.reused, self.computed
+        return Event(self.job.id, tokens, logprobs, *counts, finish, stop_logprob)
 
 
-R = TypeVar("R", bound=Running)
+R = TypeVar("R", bound=RunningJob)
 
 
 def next_job(jobs: dict[int, R]) -> R:

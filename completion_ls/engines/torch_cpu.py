@@ -24,8 +24,8 @@ from completion_ls.engines.contract import (
     Unfinished,
 )
 from completion_ls.engines.draft_model import DraftModel, check_vocabulary
-from completion_ls.engines.drafts import Drafts, JobDrafts
-from completion_ls.engines.jobs import check_job, next_job
+from completion_ls.engines.drafts import Drafts
+from completion_ls.engines.jobs import RunningJob, check_job, next_job
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
@@ -50,33 +50,14 @@ NO_DRAFTS = DraftSettings(lookup=False, max_tokens=0)
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """A job and how far it is."""
-
-    job: Job
-    lane: Lane
+class _Running(RunningJob):
     kv: KvSequence | None = None
-    reused: int = 0
-    computed: int = 0
-    output: list[int] = field(default_factory=list)
-    first_tokens: int = 1
-    """How many tokens of the output came with the prefill."""
     tip: int = -1
     """The slot that the last token of the output follows."""
-    drafts: JobDrafts | None = None
     guesses: list[int] = field(default_factory=list)
     """The slots of what is left of the present draft, ..."""
     first_guess: int = 0
     """... and from where on there are only slots of drafts."""
-
-    @property
-    def prefilled(self) -> bool:
-        return bool(self.output)
-
-    @property
-    def base(self) -> int:
-        """Tokens of the prompt before the unfinished word, whose place the output takes."""
-        return len(self.job.prompt) - (self.job.unfinished.tokens if self.job.unfinished else 0)
 
 
 class TorchCpuEngine:
@@ -248,7 +229,7 @@ class TorchCpuEngine:
                 spare=running.lane is Lane.BACKGROUND,
             )
             if kv is None:
-                return _event(running, finish=Finish.NO_ROOM)
+                return running.event(finish=Finish.NO_ROOM)
             running.kv = kv
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
@@ -261,7 +242,7 @@ class TorchCpuEngine:
         if kv.line < base:
             self._advance(running, kv)
         if kv.line < base:
-            return _event(running)
+            return running.event()
         running.tip = base - 1
         if self._drafts and running.job.max_new_tokens > 1:
             running.drafts = self._drafts.of(running.job, prompt[:base])
@@ -310,7 +291,7 @@ class TorchCpuEngine:
             vocabulary=self._vocabulary,
             sampling=job.sampling,
             position=base,
-            banned=self._banned(running),
+            banned=running.banned,
         ).choose()
         tokens = covered.tokens
         self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
@@ -319,28 +300,15 @@ class TorchCpuEngine:
         kept = len(tokens) - stopped
         running.first_tokens = len(tokens)
         self._note(running, tokens[:kept])
-        finish = Finish.STOP if stopped else self._full(running)
+        finish = Finish.STOP if stopped else running.full
         stop = covered.logprobs[-1] if stopped else None
-        return _event(running, tokens[:kept], covered.logprobs[:kept], finish, stop)
+        return running.event(tokens[:kept], covered.logprobs[:kept], finish, stop)
 
     def _note(self, running: _Running, tokens: Sequence[int]) -> None:
         running.output += tokens
         self._generated += len(tokens)
         if running.drafts:
             running.drafts.produced(tokens)
-
-    def _produced(self, running: _Running) -> int:
-        """Tokens of the output; an unfinished word counts as one."""
-        return len(running.output) - running.first_tokens + 1 if running.output else 0
-
-    def _banned(self, running: _Running) -> frozenset[int]:
-        """Stop tokens, as long as the job must not stop."""
-        enough = self._produced(running) >= running.job.min_new_tokens
-        return frozenset() if enough else running.job.stop_token_ids
-
-    def _full(self, running: _Running) -> Finish | None:
-        """LENGTH when the job has what it asked for."""
-        return Finish.LENGTH if self._produced(running) >= running.job.max_new_tokens else None
 
     def _decode(self, running: _Running) -> Event:
         kv = running.kv
@@ -366,7 +334,7 @@ class TorchCpuEngine:
         prompt, base = running.job.prompt, running.base
         is_typed = running.lane is not Lane.BACKGROUND and len(prompt) - base <= SHORT
         ahead = [(base - 1, prompt[base:])] if is_typed else []
-        left = running.job.max_new_tokens - self._produced(running)
+        left = running.job.max_new_tokens - running.produced
         draft = running.drafts.propose(left - 1) if running.drafts else ()
         start = kv.length
         branches = [(running.tip, (last,)), *ahead, (running.tip, (last, *draft))]
@@ -421,23 +389,12 @@ class TorchCpuEngine:
     def _produce(self, running: _Running, logits: torch.Tensor) -> Event:
         job = running.job
         position = running.base + len(running.output)
-        banned = self._banned(running)
+        banned = running.banned
         token, logprob = choose(logits.numpy(), job.sampling, position, banned)
         if token in job.stop_token_ids:
-            return _event(running, finish=Finish.STOP, stop_logprob=logprob)
+            return running.event(finish=Finish.STOP, stop_logprob=logprob)
         self._note(running, (token,))
-        return _event(running, (token,), (logprob,), self._full(running))
-
-
-def _event(
-    running: _Running,
-    tokens: tuple[int, ...] = (),
-    logprobs: tuple[float, ...] = (),
-    finish: Finish | None = None,
-    stop_logprob: float | None = None,
-) -> Event:
-    counts = running.reused, running.computed
-    return Event(running.job.id, tokens, logprobs, *counts, finish, stop_logprob)
+        return running.event((token,), (logprob,), running.full)
 
 
 def _read(folder: Path, settings: EngineSettings, native: Native | None) -> Model:

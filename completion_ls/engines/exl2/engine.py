@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -19,10 +19,10 @@ from completion_ls.engines.contract import (
     Lane,
     Unfinished,
 )
-from completion_ls.engines.drafts import Drafts, JobDrafts
+from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.generator import HEADROOM, PagedDraft, PagedGenerator, PagedJob
-from completion_ls.engines.jobs import check_job, next_job
+from completion_ls.engines.jobs import RunningJob, check_job, next_job
 
 _log = logging.getLogger(__name__)
 
@@ -33,18 +33,8 @@ PAGE = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """A job and how far it is."""
-
-    job: Job
-    lane: Lane
+class _Running(RunningJob):
     work: PagedJob | None = None
-    reused: int = 0
-    computed: int = 0
-    output: list[int] = field(default_factory=list)
-    first_tokens: int = 1
-    """How many tokens of the output came with the prefill."""
-    drafts: JobDrafts | None = None
     retried: bool = False
 
     @property
@@ -52,30 +42,10 @@ class _Running:
         """What was decided so far: the prompt without its unfinished word, and the output."""
         return (*self.job.prompt[: self.base], *self.output)
 
-    @property
-    def prefilled(self) -> bool:
-        return bool(self.output)
-
-    @property
-    def base(self) -> int:
-        """Tokens of the prompt before the unfinished word, whose place the output takes."""
-        return len(self.job.prompt) - (self.job.unfinished.tokens if self.job.unfinished else 0)
-
-    @property
-    def produced(self) -> int:
-        """Tokens of the output; an unfinished word counts as one."""
-        return len(self.output) - self.first_tokens + 1 if self.output else 0
-
-    @property
-    def banned(self) -> frozenset[int]:
-        """Stop tokens, as long as the job must not stop."""
-        enough = self.produced >= self.job.min_new_tokens
-        return frozenset() if enough else self.job.stop_token_ids
-
 
 class Exl2Engine:
     """One prefill chunk or one pass of the target per step, for one job, in the order of
-    `turns.next_job`. The pass behind the prefill gives the first token, and nothing is guessed
+    `jobs.next_job`. The pass behind the prefill gives the first token, and nothing is guessed
     before it."""
 
     def __init__(
@@ -125,7 +95,6 @@ class Exl2Engine:
         if running.drafts:
             running.drafts.end()
         if running.work is not None:
-            running.work.rewind()
             self._generator.end(running.work)
 
     def promote(self, job_id: int, lane: Lane) -> None:
@@ -239,7 +208,7 @@ class Exl2Engine:
         return work
 
     def _end(self, running: _Running, finish: Finish) -> Event:
-        event = _event(running, finish=finish)
+        event = running.event(finish=finish)
         self.cancel(running.job.id)
         return event
 
@@ -253,7 +222,7 @@ class Exl2Engine:
             computed = self._generator.read(work, chunk)
             self._count(running, computed, reused=work.reused - before)
             if work.position < last:
-                return _event(running)
+                return running.event()
         if running.prefilled:
             return self._decode(running, work)
         if self._drafts and job.max_new_tokens > 1:
@@ -303,9 +272,9 @@ class Exl2Engine:
         kept = len(tokens) - stopped
         running.first_tokens = len(tokens)
         self._note(running, work, tokens[:kept])
-        finish = Finish.STOP if stopped else self._full(running)
+        finish = Finish.STOP if stopped else running.full
         stop = covered.logprobs[-1] if stopped else None
-        return _event(running, tokens[:kept], covered.logprobs[:kept], finish, stop)
+        return running.event(tokens[:kept], covered.logprobs[:kept], finish, stop)
 
     def _decode(self, running: _Running, work: PagedJob) -> Event:
         left = running.job.max_new_tokens - running.produced
@@ -324,13 +293,13 @@ class Exl2Engine:
             position = running.base + len(running.output)
             token, logprob = choices.at(row, position, running.banned)
             if token in job.stop_token_ids:
-                return _event(running, tuple(tokens), tuple(logprobs), Finish.STOP, logprob)
+                return running.event(tuple(tokens), tuple(logprobs), Finish.STOP, logprob)
             self._note(running, work, (token,))
             tokens.append(token)
             logprobs.append(logprob)
-            if token != guess or self._full(running):
+            if token != guess or running.full:
                 break
-        return _event(running, tuple(tokens), tuple(logprobs), self._full(running))
+        return running.event(tuple(tokens), tuple(logprobs), running.full)
 
     def _look(self, work: PagedJob, offered: Sequence[int]) -> torch.Tensor:
         self._passes += 1
@@ -344,10 +313,6 @@ class Exl2Engine:
         if running.drafts:
             running.drafts.produced(tokens)
 
-    def _full(self, running: _Running) -> Finish | None:
-        """LENGTH when the job has what it asked for."""
-        return Finish.LENGTH if running.produced >= running.job.max_new_tokens else None
-
     def _count(self, running: _Running, computed: int = 0, *, reused: int = 0) -> None:
         """Note prompt tokens. Those that are read again behind an output were counted before it."""
         if not running.prefilled:
@@ -355,15 +320,3 @@ class Exl2Engine:
             running.reused += reused
             self._computed += computed
             self._reused += reused
-
-
-def _event(
-    running: _Running,
-    tokens: tuple[int, ...] = (),
-    logprobs: tuple[float, ...] = (),
-    finish: Finish | None = None,
-    stop_logprob: float | None = None,
-) -> Event:
-    return Event(
-        running.job.id, tokens, logprobs, running.reused, running.computed, finish, stop_logprob
-    )
