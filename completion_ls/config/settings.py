@@ -41,6 +41,9 @@ class EngineSettings(Section):
     then a draft can tip a near tie."""
     context: Annotated[int, Field(ge=2048, le=1048576, multiple_of=256)] = 16384
     """Tokens of KV that `exllamav2` keeps on the card, of all documents together."""
+    prefill_stream: Annotated[bool, Field(strict=True)] = False
+    """With a draft model, let `exllamav2` read prompts with both models side by side, where that is
+    measured to give the first token sooner."""
 
 
 class DraftSettings(Section):

@@ -21,7 +21,8 @@ from completion_ls.engines.contract import (
 )
 from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.exl2.choice import Choices
-from completion_ls.engines.exl2.generator import HEADROOM, PagedDraft, PagedGenerator, PagedJob
+from completion_ls.engines.exl2.generator import PagedDraft, PagedGenerator, PagedJob
+from completion_ls.engines.exl2.widths import OFFERED
 from completion_ls.engines.jobs import RunningJob, check_job, next_job
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Exl2Engine:
         self._vocabulary = vocabulary
         self._drafts = drafts
         self._chunk = chunk
-        self._max_context: int = min(max_context, generator.max_total_tokens - HEADROOM - MOST_WORD)
+        self._max_context: int = min(max_context, generator.max_total_tokens - OFFERED - MOST_WORD)
         self._jobs: dict[int, _Running] = {}
         self._passes = self._reused = self._computed = self._generated = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from torch import Tensor
 from completion_ls.engines.contract import Sampling
 from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.host_tier import HOST_BYTES, HostTier, PageText
+from completion_ls.engines.exl2.prefill_stream import PrefillStream
+from completion_ls.engines.exl2.widths import OFFERED, filled
 
 _log = logging.getLogger(__name__)
 
-HEADROOM = 32
-"""Room in a job's pages for what is offered behind its last token."""
 WORTH_A_COPY = 16
 """From so many tokens on it is quicker to copy a page from host memory than to compute them."""
 AHEAD = 4
@@ -42,6 +43,8 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """As the library's; `host_bytes` of host memory are for pages that the card has no place
         for."""
         self.tier = HostTier(host_bytes)
+        self.prefill_stream: PrefillStream | None = None
+        """Where the draft model reads prompts, if not where the target does."""
         self.visits: list[int] = []
         """By page: which job, counted from 1, used it last; 0 if it is not worth saving."""
         self.visit = 0
@@ -77,7 +80,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
     def begin(self, prompt: Sequence[int], room: int, *, fresh: bool = False) -> PagedJob | None:
         """A job whose text is `prompt`, with pages for `room` tokens behind it. A `fresh` one finds
         nothing of what is in the cache. None where too few pages are free."""
-        job = PagedJob(torch.tensor([prompt]), max_new_tokens=room + HEADROOM)
+        job = PagedJob(torch.tensor([prompt]), max_new_tokens=room + OFFERED)
         job.prepare_for_queue(self, self.job_serial)
         self.job_serial += 1
         if fresh:
@@ -103,6 +106,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
 
     def end(self, job: PagedJob) -> None:
         """Let go of a job's pages; what is in them can be found again."""
+        self._join()
         self.active_jobs.remove(job)
         job.rewind()
         if self.draft_model and not job.is_fresh and job.guessed_to < job.position:
@@ -135,13 +139,16 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
     def read(self, job: PagedJob, chunk: int) -> int:
         """Put the next chunk of the prompt through both models; returns how many tokens of it were
         computed. All but the last one are read; that goes with the first pass."""
+        self._join()
         self.max_chunk_size = chunk
         before = job.position - job.reused
         pages = self.all_pages
         if job.is_fresh:
             self.all_pages = job.own_pages
+        beside = self.prefill_stream
         try:
-            job.prefill([])
+            with beside.takes(self.draft_model) if beside else nullcontext():
+                job.prefill([])
         finally:
             self.all_pages = pages
         job.guessed_to = job.position
@@ -151,19 +158,22 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Put the last token of the text and what is `offered` behind it through the target: the
         logits behind each, [1 + offered, vocabulary] (float32, where the target is)."""
         sequence = job.sequences[0]
+        wanted = 1 + len(offered)
+        filling = [0] * (filled(wanted) - wanted)
         start = torch.tensor([sequence.kv_position], dtype=torch.int32)
-        blocks = job.get_block_index(sequence, len(sequence.sequence_ids) + len(offered))
+        blocks = job.get_block_index(sequence, job.position + wanted + len(filling))
         job.rewind()
-        draft = torch.tensor([offered], dtype=torch.long)
+        draft = torch.tensor([[*offered, *filling]], dtype=torch.long)
         (ids,) = job.get_input_ids_list(draft, 0, add_to_cache=True)
         params = self.get_paged_params(1, blocks.unsqueeze(0), start, ids.shape[-1])
         found = self.model.forward_chunk(input_ids=ids, attn_params=params, cache=self.cache)
         logits: Tensor = found["logits"]
-        return logits[0, :, : self.vocabulary].float()
+        return logits[0, :wanted, : self.vocabulary].float()
 
     def look_with_draft(self, job: PagedJob, tokens: Sequence[int], start: int) -> Tensor:
         """Put `tokens` through the draft model, whose keys and values are there up to `start`: the
         logits behind the last one, [1, vocabulary] (float32, where the draft model is)."""
+        self._join()
         blocks = job.get_block_index(job.sequences[0], start + len(tokens))
         where = torch.tensor([start], dtype=torch.int32)
         params = self.get_paged_params(1, blocks.unsqueeze(0), where, len(tokens))
@@ -179,6 +189,12 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
     def iterate(self) -> list[dict[str, Any]]:
         """Not used: `begin`, `read` and `look` take its place."""
         raise NotImplementedError
+
+    def _join(self) -> None:
+        """What is still read is of jobs that run: to be called before the draft model or a copy
+        touches their pages, and before they let go of them."""
+        if self.prefill_stream:
+            self.prefill_stream.join()
 
     def _cache_tensors(self) -> list[Tensor]:
         caches = [self.cache, self.draft_cache] if self.draft_model else [self.cache]

@@ -6,32 +6,34 @@ without the weights before these are read.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from completion_ls.config.settings import DraftSettings, EngineSettings
-from completion_ls.decode.draft_length import MOST, PassCost
+from completion_ls.decode.draft_length import PassCost
 from completion_ls.engines.exl2 import checks
+from completion_ls.engines.exl2.widths import DRAFTED, OFFERED, WIDTHS, step_cost
 from completion_ls.engines.vram import DRAFT_CACHE, PAGE, CacheType, Passes, VramSetting
 from completion_ls.engines.vram_model import read_exl2
 
 if TYPE_CHECKING:
     from completion_ls.engines.exl2.engine import Exl2Engine
     from completion_ls.engines.exl2.generator import PagedGenerator, PagedJob
+    from completion_ls.engines.exl2.prefill_stream import PrefillStream
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
 CHUNKS = (256, 2048)
 """Fewest and most prompt tokens of a pass."""
-OFFERED = 32
-"""Most tokens behind the last one of a text in one pass: drafts, and what was typed of a word."""
-WIDTHS = (1, 4, 8, 16)
-"""Tokens of the passes that are measured: the kernels take them four at a time."""
 SETTLED = 210
 """Passes of a width until it is as fast as it gets. Read in the source: each size of matrix is
 tried 200 times before its block size is chosen (AT_NUM_MEASURE), and a module's kernels become a
@@ -88,10 +90,14 @@ def load(
 
     generator = _generator(folder, settings, draft_folder, progress)
     cost, draft_cost = warm_up(generator, progress)
+    if settings.prefill_stream and draft_folder:
+        try_prefill_stream(generator)
     drafts = guesser = None
     if draft.max_tokens > 0 and (draft.lookup or draft_folder):
         guesser = PagedDraft(generator, draft_cost) if draft_folder else None
-        drafts = Drafts(cost, lookup=draft.lookup, model=guesser, most=draft.max_tokens)
+        drafts = Drafts(
+            cost, lookup=draft.lookup, model=guesser, most=min(draft.max_tokens, DRAFTED)
+        )
     limit = settings.context if max_context is None else min(settings.context, max_context)
     return Exl2Engine(generator, limit, chunk(settings), vocabulary, drafts, guesser)
 
@@ -154,7 +160,57 @@ def warm_up(generator: PagedGenerator, progress: Progress = silent) -> tuple[Pas
     generator.end(job)
     generator.reset_page_table()
     draft_cost = seconds[len(WIDTHS)] / seconds[0] if generator.draft_model else 0.0
-    return PassCost.of(zip(WIDTHS, seconds, strict=False)), draft_cost
+    return step_cost(seconds[: len(WIDTHS)]), draft_cost
+
+
+def try_prefill_stream(generator: PagedGenerator) -> None:
+    """Let the draft model read prompts beside the target from here on, where the first token of a
+    chunk's prompt then comes sooner."""
+    import torch
+
+    if not torch.cuda.is_available():
+        _log.warning("engine.prefill_stream: there are no streams without a GPU, it stays off")
+        return
+    from completion_ls.engines.exl2.prefill_stream import PrefillStream
+
+    stream = PrefillStream(generator.model.modules[-1].device_idx)
+    before, beside = first_token_seconds(generator, (None, stream))
+    generator.prefill_stream = stream if beside < before else None
+    _log.info(
+        "engine.prefill_stream is %s: the first token of %d takes %.1f ms with it, %.1f without",
+        "on" if generator.prefill_stream else "off, as it does not win",
+        generator.max_chunk_size,
+        1000 * beside,
+        1000 * before,
+    )
+
+
+def first_token_seconds(
+    generator: PagedGenerator, streams: Sequence[PrefillStream | None]
+) -> list[float]:
+    """How long the first token of a new prompt of one chunk takes with each of `streams`: the medians
+    of a few, in turns. What follows is not waited for."""
+    import torch
+
+    length = min(generator.max_chunk_size + 1, generator.max_total_tokens - 2 * PAGE)
+    text = [number % generator.vocabulary for number in range(length)]
+    times: list[list[float]] = [[] for _ in streams]
+    for _ in range(ROUNDS):
+        for stream, taken in zip(streams, times, strict=True):
+            generator.prefill_stream = stream
+            job = generator.begin(text, PAGE, fresh=True)
+            assert job is not None  # nobody has a page yet
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            while job.position < length - 1:
+                generator.read(job, generator.max_chunk_size)
+            generator.look(job, ()).cpu()
+            taken.append(time.perf_counter() - began)
+            torch.cuda.synchronize()
+            generator.end(job)
+    generator.prefill_stream = None
+    generator.reset_page_table()
+    return [median(taken) for taken in times]
 
 
 def _one_pass(generator: PagedGenerator, job: PagedJob, width: int) -> None:
@@ -187,7 +243,7 @@ def _generator(
         small: dict[str, Any] = {}
         if draft_folder:
             cache = _cache(models[1], DRAFT_CACHE, settings.context)
-            small = {"draft_model": models[1], "draft_cache": cache, "num_draft_tokens": MOST}
+            small = {"draft_model": models[1], "draft_cache": cache, "num_draft_tokens": DRAFTED}
         generator = PagedGenerator(
             models[0],
             _cache(models[0], settings.kv_cache, settings.context),
