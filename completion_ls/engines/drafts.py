@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 TRUSTED = 2
 """A draft that was looked up goes before the draft model's from this match on."""
 MODEL = "model"
+FAILURES = 3
+"""So often in a row a draft model may fail, for want of memory, say, before it is given up."""
 
 
 class Guesser(Protocol):
@@ -53,6 +55,7 @@ class Drafts:
         self._recent = Recent()
         self._model = model
         self._most = min(most, MOST)
+        self._failures = 0
 
     def of(self, job: Job, prompt: Sequence[int]) -> JobDrafts:
         """The drafts of one job, whose output is put behind `prompt`."""
@@ -78,9 +81,17 @@ class Drafts:
                 try:
                     tokens = self._model.propose(drafts.text, count, drafts.job.sampling)
                 except Exception as error:  # a guess must never cost an answer
-                    _log.warning("the draft model failed and is left out: %s", type(error).__name__)
-                    self._model = None
+                    self._failures += 1
+                    left_out = self._failures == FAILURES
+                    _log.warning(
+                        "the draft model failed%s: %s",
+                        " again and is left out" if left_out else "",
+                        type(error).__name__,
+                    )
+                    if left_out:
+                        self._model = None
                     return None
+                self._failures = 0
                 return (trust, tokens) if tokens else None
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from completion_ls.bench.acceptance import truncated
 from completion_ls.config.settings import EngineSettings
+from completion_ls.decode.draft_length import PassCost
 from completion_ls.engines.contract import Job, Sampling
 from completion_ls.engines.draft_model import DraftModel, check_vocabulary
+from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import load_native
 from completion_ls.engines.torch_cpu import TorchCpuEngine
@@ -178,3 +180,34 @@ def test_a_tokenizer_that_cannot_be_read_is_a_sentence(
     for pair in ((folder, tmp_path), (tmp_path, folder)):
         with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read .* draft\.model"):
             check_vocabulary(*pair)
+
+
+class Failing:
+    """A draft model that has no memory at some of its turns."""
+
+    cost = 0.1
+
+    def __init__(self, fails: list[bool]) -> None:
+        self.fails = fails
+        self.asked = 0
+
+    def propose(self, text: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
+        self.asked += 1
+        if self.fails[self.asked - 1]:
+            raise MemoryError
+        return (7,) * count
+
+
+@pytest.mark.parametrize(
+    ("fails", "asked"),
+    [([True, True, False] * 4, 12), ([False, True, True, True] + 8 * [False], 4)],
+)
+def test_a_draft_model_is_given_up_when_it_fails_three_times_in_a_row(
+    fails: list[bool], asked: int
+) -> None:
+    model = Failing(fails)
+    drafts = Drafts(PassCost(((1, 1.0), (17, 1.0))), lookup=False, model=model, most=3)
+    own = drafts.of(Job(1, (1, 2), 20), (1, 2))
+    guessed = [bool(own.propose(3)) for _ in fails]
+    assert model.asked == asked
+    assert guessed == [not failed and turn < asked for turn, failed in enumerate(fails)]
