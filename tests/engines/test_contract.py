@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from completion_ls.engines.contract import Engine, Event, Finish, Job, JobFailed, Lane, Sampling
+from support.jobs import Answer, drain, job, run
 
 VOCABULARY = 97
 CONTEXT = 640
 ARCHITECTURES = ["llama", "llama3-rope-biases", "qwen2", "qwen3"]
-
-_ids = count(1)
 
 
 def document(seed: int, length: int) -> tuple[int, ...]:
@@ -24,44 +23,40 @@ def document(seed: int, length: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(VOCABULARY), k=length))
 
 
-def job(prompt: tuple[int, ...], tokens: int = 6, **more: object) -> Job:
-    return Job(next(_ids), prompt, tokens, **more)
+@dataclass(frozen=True)
+class Numbers:
+    """What differs from engine to engine."""
 
-
-def drain(engine: Engine, limit: int = 5000) -> Iterator[Event]:
-    """Step until nothing is left to do."""
-    for _ in range(limit):
-        events = engine.step()
-        if not events:
-            return
-        yield from events
-    raise AssertionError(f"still busy after {limit} steps")
-
-
-class Answer:
-    """The events of one job, added up."""
-
-    def __init__(self, job: Job, events: list[Event]) -> None:
-        own = [event for event in events if event.job_id == job.id]
-        self.tokens = [token for event in own for token in event.tokens]
-        self.logprobs = [logprob for event in own for logprob in event.logprobs]
-        self.reused, self.computed = own[-1].reused, own[-1].computed
-        self.finish = own[-1].finish
-        assert self.reused + self.computed == len(job.prompt)
-        assert len(self.tokens) == len(self.logprobs)
-        assert [event.finish for event in own[:-1]] == [None] * (len(own) - 1)
-
-
-def run(engine: Engine, one: Job) -> Answer:
-    engine.add(one)
-    return Answer(one, list(drain(engine)))
+    vocabulary: int
+    chunk: int
+    """Prompt tokens of a step, ..."""
+    background_chunk: int
+    """... and of one on the background lane."""
+    again: int
+    """What a prompt costs that is known as a whole."""
 
 
 @pytest.fixture
-def engine(load_engine: Callable[..., Engine], tiny: Callable) -> Iterator[Engine]:
-    made = load_engine(tiny("llama").folder)
+def numbers() -> Numbers:
+    return Numbers(VOCABULARY, chunk=64, background_chunk=16, again=0)
+
+
+@pytest.fixture
+def make_engine(load_engine: Callable[..., Engine], tiny: Callable) -> Callable[[], Engine]:
+    return lambda: load_engine(tiny("llama").folder, prefill_chunk=64)
+
+
+@pytest.fixture
+def engine(make_engine: Callable[[], Engine]) -> Iterator[Engine]:
+    made = make_engine()
     yield made
     made.close()
+
+
+@pytest.fixture
+def greedy(tiny: Callable) -> Callable[[tuple[int, ...], int], list[int]]:
+    """The most probable output."""
+    return tiny("llama").greedy
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -103,11 +98,11 @@ def test_each_typed_token_costs_one_token(engine: Engine) -> None:
         assert run(engine, job(text[:length])).computed == 1
 
 
-def test_the_same_prompt_again_costs_nothing(engine: Engine) -> None:
+def test_the_same_prompt_again(engine: Engine, numbers: Numbers) -> None:
     text = document(1, 100)
     first = run(engine, job(text))
     again = run(engine, job(text))
-    assert (again.computed, again.tokens) == (0, first.tokens)
+    assert (again.computed, again.tokens) == (numbers.again, first.tokens)
 
 
 def test_an_accepted_suggestion_is_reused(engine: Engine) -> None:
@@ -125,13 +120,13 @@ def test_backspace_costs_one_token(engine: Engine) -> None:
     assert run(engine, job(text[:96] + document(2, 3))).computed == 3
 
 
-def test_a_jump_keeps_the_way_back(engine: Engine) -> None:
+def test_a_jump_keeps_the_way_back(engine: Engine, numbers: Numbers) -> None:
     text = document(1, 300)
     elsewhere = text[:100] + document(2, 150)
     run(engine, job(text))
     assert run(engine, job(elsewhere)).reused == 100
-    assert run(engine, job(text)).computed == 0
-    assert run(engine, job(elsewhere)).computed == 0
+    assert run(engine, job(text)).computed == numbers.again
+    assert run(engine, job(elsewhere)).computed == numbers.again
 
 
 def test_two_documents_keep_their_caches(engine: Engine) -> None:
@@ -144,7 +139,7 @@ def test_two_documents_keep_their_caches(engine: Engine) -> None:
         assert run(engine, job(two[:length])).computed == 1
 
 
-def test_a_running_job_lends_its_prefix(engine: Engine, tiny: Callable) -> None:
+def test_a_running_job_lends_its_prefix(engine: Engine, greedy: Callable) -> None:
     text = document(1, 200)
     first, second = job(text, 40), job(text[:150] + document(2, 10), 10)
     engine.add(first)
@@ -154,25 +149,26 @@ def test_a_running_job_lends_its_prefix(engine: Engine, tiny: Callable) -> None:
     events += drain(engine)
     assert Answer(second, events).reused == 150
     for one in (first, second):
-        assert Answer(one, events).tokens == tiny("llama").greedy(one.prompt, one.max_new_tokens)
+        assert Answer(one, events).tokens == greedy(one.prompt, one.max_new_tokens)
 
 
 # cancel
 
 
-def test_cancel_during_prefill(engine: Engine, tiny: Callable) -> None:
-    text = document(1, 100)
+def test_cancel_during_prefill(engine: Engine, greedy: Callable, numbers: Numbers) -> None:
+    chunk = numbers.chunk
+    text = document(1, 3 * chunk - 6)
     cancelled = job(text)
     engine.add(cancelled)
-    assert [event.computed for _ in range(2) for event in engine.step()] == [16, 32]
+    assert [event.computed for _ in range(2) for event in engine.step()] == [chunk, 2 * chunk]
     engine.cancel(cancelled.id)
     assert engine.step() == []
     assert engine.stats().jobs_active == 0
     again = run(engine, job(text))
-    assert (again.reused, again.tokens) == (32, tiny("llama").greedy(text, 6))
+    assert (again.reused, again.tokens) == (2 * chunk, greedy(text, 6))
 
 
-def test_cancel_during_decode(engine: Engine, tiny: Callable) -> None:
+def test_cancel_during_decode(engine: Engine, greedy: Callable) -> None:
     text = document(1, 100)
     cancelled, other = job(text, 50), job(document(2, 30), 5)
     engine.add(cancelled)
@@ -183,7 +179,7 @@ def test_cancel_during_decode(engine: Engine, tiny: Callable) -> None:
     rest = list(drain(engine))
     assert {event.job_id for event in rest} <= {other.id}
     again = run(engine, job((*text, 3)))
-    assert (again.computed, again.tokens) == (1, tiny("llama").greedy((*text, 3), 6))
+    assert (again.computed, again.tokens) == (1, greedy((*text, 3), 6))
 
 
 def test_cancel_before_the_first_step_and_of_unknown_jobs(engine: Engine) -> None:
@@ -214,16 +210,15 @@ def test_a_keystroke_goes_before_everything_else(engine: Engine) -> None:
 
 
 def test_background_work_takes_small_steps_until_somebody_waits_for_it(
-    load_engine: Callable[..., Engine], tiny: Callable
+    engine: Engine, numbers: Numbers
 ) -> None:
-    engine = load_engine(tiny("llama").folder, prefill_chunk=128)
-    ahead = job(document(1, 400), lane=Lane.BACKGROUND)
+    ahead = job(document(1, 3 * numbers.chunk), lane=Lane.BACKGROUND)
     engine.add(ahead)
     (event,) = engine.step()
-    assert event.computed == 32
+    assert event.computed == numbers.background_chunk
     engine.promote(ahead.id, Lane.KEY)
     (event,) = engine.step()
-    assert event.computed == 32 + 128
+    assert event.computed == numbers.background_chunk + numbers.chunk
     other = job(document(2, 20), lane=Lane.MANUAL)
     engine.add(other)
     order = [event.job_id for event in drain(engine)]
@@ -312,13 +307,13 @@ def test_max_context_is_never_above_the_models(
     assert load_engine(tiny("llama").folder).max_context == CONTEXT
 
 
-def test_jobs_that_make_no_sense_are_refused(engine: Engine) -> None:
+def test_jobs_that_make_no_sense_are_refused(engine: Engine, numbers: Numbers) -> None:
     with pytest.raises(ValueError, match="at least one prompt token"):
         engine.add(job(()))
     with pytest.raises(ValueError, match="one token to produce"):
         engine.add(job((1, 2), 0))
-    with pytest.raises(ValueError, match="token ids outside 0 to 96"):
-        engine.add(job((1, VOCABULARY)))
+    with pytest.raises(ValueError, match=f"token ids outside 0 to {numbers.vocabulary - 1}"):
+        engine.add(job((1, numbers.vocabulary)))
     with pytest.raises(ValueError, match="token ids outside"):
         engine.add(job((-1, 2)))
     running = job((1, 2))
@@ -360,18 +355,17 @@ def test_a_failing_job_leaves_the_others_alone(
 
 
 def test_seeds_are_reproducible_and_independent_of_history(
-    load_engine: Callable[..., Engine], tiny: Callable
+    make_engine: Callable[[], Engine],
 ) -> None:
     text = document(1, 90)
-    folder = tiny("llama").folder
 
     def sampled(engine: Engine, seed: int) -> list[int]:
         one = job(text, 16, sampling=Sampling(temperature=1.2, top_p=0.95, top_k=60, seed=seed))
         return run(engine, one).tokens
 
-    fresh = [sampled(load_engine(folder), seed) for seed in range(4)]
+    fresh = [sampled(make_engine(), seed) for seed in range(4)]
     assert len({tuple(tokens) for tokens in fresh}) == 4
-    used = load_engine(folder)
+    used = make_engine()
     run(used, job(text[:70] + document(2, 30), 9))
     used.add(job(document(3, 40), 30, lane=Lane.BACKGROUND, sampling=Sampling(1.0)))
     assert [sampled(used, seed) for seed in (3, 1, 2, 0)] == [fresh[n] for n in (3, 1, 2, 0)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,60 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from completion_ls.config.settings import DraftSettings
-from completion_ls.decode.draft_length import PassCost
-from completion_ls.decode.vocabulary import Vocabulary
-from completion_ls.engines.contract import Event, Finish, Job, Lane, Sampling, Unfinished
+from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling, Unfinished
+from support.exl2.engines import make_engine
 from support.exl2.tiny import (
     VOCABULARY,
     CacheKind,
     TinyModels,
     load_model,
-    load_tokenizer,
-    make_cache,
     source,
     write_tiny_models,
 )
 from support.exl2.weights import read_dequantized
+from support.jobs import Answer, drain, job, run
 
 pytestmark = pytest.mark.exl2
 
 PAGES = 12
-COST = PassCost.of([(1, 1.0), (4, 1.05), (8, 1.1), (17, 1.3)])
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)
-
-_ids = count(1)
-
-
-def job(prompt: Sequence[int], tokens: int = 6, **more: Any) -> Job:
-    return Job(next(_ids), tuple(prompt), tokens, **more)
-
-
-class Answer:
-    """The events of one job, added up."""
-
-    def __init__(self, job: Job, events: list[Event]) -> None:
-        own = [event for event in events if event.job_id == job.id]
-        self.tokens = [token for event in own for token in event.tokens]
-        self.logprobs = [logprob for event in own for logprob in event.logprobs]
-        self.reused, self.computed = own[-1].reused, own[-1].computed
-        self.finish = own[-1].finish
-        assert len(self.tokens) == len(self.logprobs)
-        assert [event.finish for event in own[:-1]] == [None] * (len(own) - 1)
-
-
-def drain(engine: Any) -> Iterator[Event]:
-    for _ in range(5000):
-        events = engine.step()
-        if not events:
-            return
-        yield from events
-    raise AssertionError("it never ends")
-
-
-def run(engine: Any, one: Job) -> Answer:
-    engine.add(one)
-    return Answer(one, list(drain(engine)))
 
 
 @pytest.fixture(scope="module")
@@ -78,34 +40,12 @@ def pair(exllamav2: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tiny
 
 @pytest.fixture(scope="module")
 def load(pair: tuple[TinyModels, Any, Any]) -> Callable[..., Any]:
-    """How to make an engine: (drafts="none" | "lookup" | "model", cache="fp16", pages=12)."""
-    from completion_ls.engines.drafts import Drafts
-    from completion_ls.engines.exl2.engine import Exl2Engine
-    from completion_ls.engines.exl2.generator import PagedDraft, PagedGenerator
+    """How to make an engine: (drafts="none" | "lookup" | "model", cache="fp16")."""
+    _, target, draft = pair
 
-    folders, target, draft = pair
-    tokenizer = load_tokenizer(target)
-    vocabulary = Vocabulary(Tokenizer.from_file(str(folders.target / "tokenizer.json")))
-
-    def make(drafts: str = "none", cache: CacheKind = "fp16", pages: int = PAGES) -> Any:
-        tokens = 256 * pages
-        small = {"draft_model": draft, "draft_cache": make_cache(draft, "fp16", tokens)}
-        generator = PagedGenerator(
-            target,
-            make_cache(target, cache, tokens),
-            tokenizer,
-            max_batch_size=1,
-            max_q_size=32,
-            max_chunk_size=512,
-            num_draft_tokens=16,
-            **(small if drafts == "model" else {}),
-        )
-        guesser = PagedDraft(generator, 0.1) if drafts == "model" else None
-        found = None
-        if drafts != "none":
-            most = DraftSettings().max_tokens
-            found = Drafts(COST, lookup=drafts == "lookup", model=guesser, most=most)
-        return Exl2Engine(generator, 4096, 512, vocabulary, found, guesser)
+    def make(drafts: str = "none", cache: CacheKind = "fp16") -> Any:
+        guessing = draft if drafts == "model" else None
+        return make_engine(target, guessing, lookup=drafts == "lookup", cache=cache, pages=PAGES)
 
     return make
 
@@ -142,6 +82,19 @@ def test_greedy_output_is_that_of_transformers(
     assert is_greedy(text[:length], answer.tokens)
     assert (answer.reused, answer.computed) == (0, length)
     assert answer.finish is Finish.LENGTH
+
+
+def test_logprobs_are_those_of_the_model(
+    load: Callable, pair: tuple[TinyModels, Any, Any], text: list[int]
+) -> None:
+    model = read_dequantized(pair[0].target, torch.float64)
+    for sampling in (Sampling(), SAMPLED):
+        answer = run(load("model"), job(text[:300], 20, sampling=sampling))
+        with torch.inference_mode():
+            rows = model(torch.tensor([[*text[:300], *answer.tokens[:-1]]])).logits[0, 299:]
+        known = rows[:, :VOCABULARY].log_softmax(-1)[range(20), answer.tokens]
+        # Numbers between layers have 16 bits.
+        assert (known - torch.tensor(answer.logprobs)).abs().max() < 0.03
 
 
 @pytest.mark.parametrize("cache", ["fp16", "q8", "q6", "q4"])
@@ -250,3 +203,33 @@ def test_a_fresh_job_reuses_nothing_and_leaves_nothing(load: Callable, text: lis
     assert (fresh.reused, fresh.computed, fresh.tokens) == (0, 600, known.tokens)
     assert engine.stats().kv_bytes == kept
     assert run(engine, job(text[:600])).computed <= 2
+
+
+def test_a_failing_job_leaves_the_others_alone(
+    load: Callable, pair: tuple[TinyModels, Any, Any], text: list[int]
+) -> None:
+    healthy = [token for token in text[:700] if token != 13]
+    wanted = run(load(), job(healthy, 8)).tokens
+    engine = load()
+    embedding = pair[1].modules[0].embedding
+    whole = embedding.weight
+    broken = whole.detach().clone()
+    broken[13] = torch.nan
+    good, bad = job(healthy, 8), job([*healthy[:100], 13], 8)
+    engine.add(good)
+    engine.step()
+    engine.add(bad)
+    events = []
+    try:
+        embedding.weight = torch.nn.Parameter(broken, requires_grad=False)
+        with pytest.raises(JobFailed) as failure:
+            for _ in range(20):
+                events += engine.step()
+    finally:
+        embedding.weight = whole
+    assert failure.value.job_id == bad.id
+    assert isinstance(failure.value.cause, ValueError)
+    events += drain(engine)
+    assert Answer(good, events).tokens == wanted
+    # Nothing that the failed job has computed is found again.
+    assert run(engine, job(bad.prompt, 8)).tokens == run(load(), job(bad.prompt, 8)).tokens

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,53 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from completion_ls.config.settings import DraftSettings
-from completion_ls.decode.draft_length import PassCost
-from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling, Unfinished
-from completion_ls.engines.exl2.host_tier import EXPENDABLE, HOST_BYTES, HostTier, PageText
+from completion_ls.engines.exl2.host_tier import EXPENDABLE, HostTier, PageText
+from support.exl2.engines import PAGE, make_engine
 from support.exl2.tiny import (
     CacheKind,
     TinyModels,
     load_model,
-    load_tokenizer,
-    make_cache,
     source,
     write_tiny_models,
 )
+from support.jobs import Answer, drain, job, run
 
 pytestmark = pytest.mark.exl2
 
 PAGES = 6
-SIZE = 256
-COST = PassCost.of([(1, 1.0), (4, 1.05), (8, 1.1), (17, 1.3)])
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)
-
-_ids = count(1)
-
-
-def job(prompt: Sequence[int], tokens: int = 4, **more: Any) -> Job:
-    return Job(next(_ids), tuple(prompt), tokens, **more)
-
-
-def drain(engine: Any) -> Iterator[Event]:
-    for _ in range(5000):
-        events = engine.step()
-        if not events:
-            return
-        yield from events
-    raise AssertionError("it never ends")
-
-
-def tokens_of(one: Job, events: list[Event]) -> list[int]:
-    return [token for event in events if event.job_id == one.id for token in event.tokens]
-
-
-def run(engine: Any, one: Job) -> tuple[list[int], Event]:
-    """Its output and its last event."""
-    engine.add(one)
-    events = list(drain(engine))
-    return tokens_of(one, events), events[-1]
 
 
 @pytest.fixture(scope="module")
@@ -70,38 +38,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 @pytest.fixture(scope="module")
 def load(exllamav2: Any, pair: TinyModels) -> Callable[..., Any]:
-    """How to make an engine with a draft model: (cache="fp16", host_bytes=..., pages=6)."""
-    from completion_ls.engines.drafts import Drafts
-    from completion_ls.engines.exl2.engine import Exl2Engine
-    from completion_ls.engines.exl2.generator import PagedDraft, PagedGenerator
-
+    """How to make an engine with a draft model, whose cache is as the target's."""
     target, draft = load_model(pair.target), load_model(pair.draft)
-    tokenizer = load_tokenizer(target)
-    vocabulary = Vocabulary(Tokenizer.from_file(str(pair.target / "tokenizer.json")))
-
-    def make(
-        cache: CacheKind = "fp16",
-        host_bytes: int = HOST_BYTES,
-        pages: int = PAGES,
-        chunk: int = 512,
-    ) -> Any:
-        generator = PagedGenerator(
-            target,
-            make_cache(target, cache, SIZE * pages),
-            tokenizer,
-            host_bytes=host_bytes,
-            max_batch_size=1,
-            max_q_size=32,
-            max_chunk_size=512,
-            draft_model=draft,
-            draft_cache=make_cache(draft, cache, SIZE * pages),
-            num_draft_tokens=16,
-        )
-        guesser = PagedDraft(generator, 0.1)
-        drafts = Drafts(COST, lookup=True, model=guesser, most=DraftSettings().max_tokens)
-        return Exl2Engine(generator, 4096, chunk, vocabulary, drafts, guesser)
-
-    return make
+    return lambda **more: make_engine(target, draft, lookup=True, **{"pages": PAGES, **more})
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +53,7 @@ def answer(load: Callable) -> Callable[[Job], list[int]]:
         key = (one.prompt, one.max_new_tokens, one.sampling, one.unfinished)
         if key not in known:
             more = {"sampling": one.sampling, "unfinished": one.unfinished}
-            known[key] = run(engine, job(one.prompt, one.max_new_tokens, fresh=True, **more))[0]
+            known[key] = run(engine, job(one.prompt, one.max_new_tokens, fresh=True, **more)).tokens
         return known[key]
 
     return ask
@@ -136,7 +75,7 @@ def check_pages(generator: Any) -> None:
         for phash, page in pages.items():
             assert page.phash == phash
             assert (page.ref_count > 0) == used
-            if page.kv_position == SIZE and not used:
+            if page.kv_position == PAGE and not used:
                 assert phash == dynamic._tensor_hash_checksum(page.sequence, page.prev_hash)
     tier = generator.tier
     assert tier.nbytes <= tier.limit_bytes
@@ -155,13 +94,13 @@ def test_more_documents_than_pages_are_all_found_again(
     documents = [text[start : start + 600] for start in range(0, 3500, 700)]
     for _ in range(2):
         for document in documents:
-            run(engine, job(document))
+            run(engine, job(document, 4))
     tier = engine._generator.tier
     assert tier.saved >= 3 * (len(documents) - 2)
     assert tier.restored >= 3 * len(documents) - PAGES
     for document in documents:
-        tokens, last = run(engine, job([*document, 9]))
-        assert tokens == answer(job([*document, 9]))
+        last = run(engine, job([*document, 9]))
+        assert last.tokens == answer(job([*document, 9]))
         assert last.reused + last.computed == 601
         assert last.computed <= 2
     check_idle(engine._generator)
@@ -171,24 +110,24 @@ def test_without_host_memory_they_are_not(load: Callable, text: list[int]) -> No
     engine = load(host_bytes=0)
     documents = [text[start : start + 600] for start in range(0, 3500, 700)]
     for document in [*documents, documents[0]]:
-        _, last = run(engine, job(document))
+        last = run(engine, job(document))
         assert last.reused == 0
     assert engine._generator.tier.saved == engine._generator.tier.nbytes == 0
 
 
 @pytest.mark.parametrize("cache", ["fp16", "q8", "q6", "q4"])
 def test_what_comes_back_is_what_went(load: Callable, text: list[int], cache: CacheKind) -> None:
-    engine = load(cache)
+    engine = load(cache=cache)
     generator = engine._generator
 
     document, others = text[:600], [text[start : start + 600] for start in (700, 1400)]
-    run(engine, job(document))
+    run(engine, job(document, 4))
     before = {
         page.prev_hash: (page.kv_position, [one.clone() for one in generator._page_tensors(page)])
         for page in generator.all_pages
         if page.kv_position
     }
-    assert sorted(tokens for tokens, _ in before.values()) == [600 - 2 * SIZE + 3, SIZE, SIZE]
+    assert sorted(tokens for tokens, _ in before.values()) == [600 - 2 * PAGE + 3, PAGE, PAGE]
     for other in others:
         run(engine, job(other))
     kept = [page for page in generator.all_pages if page.kv_position]
@@ -251,7 +190,7 @@ def test_no_history_changes_an_answer(
             assert one.lane is not Lane.KEY
             continue
         assert last[0].reused + last[0].computed == len(one.prompt)
-        assert tokens_of(one, events) == answer(one)
+        assert Answer(one, events).tokens == answer(one)
     check_idle(generator)
 
 
@@ -265,13 +204,13 @@ def test_a_page_given_back_unused_is_never_taken_for_the_first_of_a_text(
         run(engine, job(prompt))
     unused = generator.begin(text[2800:2810], 1100)  # takes two pages of the document, ...
     again = generator.begin(document, 4)  # ... which gets others for them
-    assert again.reused == 2 * SIZE
+    assert again.reused == 2 * PAGE
     generator.end(unused)
     generator.end(again)
     middle = job(document[256:400])
-    tokens, last = run(engine, middle)
+    last = run(engine, middle)
     assert last.reused == 0
-    assert tokens == answer(middle)
+    assert last.tokens == answer(middle)
 
 
 class Short:
@@ -318,7 +257,7 @@ def test_a_job_that_runs_out_of_memory_is_begun_again_once(
             short = Short(generator, {call}, patch)
             jobs, events = ask_two(engine, text, word)
         for one in jobs:
-            assert tokens_of(one, events) == answer(one)
+            assert Answer(one, events).tokens == answer(one)
             last = [event for event in events if event.job_id == one.id][-1]
             assert last.finish is Finish.LENGTH
             if not one.unfinished:
@@ -349,8 +288,8 @@ def test_out_of_memory_twice_fails_that_job_alone(
             engine.step()
     assert failure.value.job_id == failing.id
     events += drain(engine)
-    assert tokens_of(other, events) == answer(other)
-    assert run(engine, job(failing.prompt))[0] == answer(failing)
+    assert Answer(other, events).tokens == answer(other)
+    assert run(engine, job(failing.prompt)).tokens == answer(failing)
     check_idle(generator)
 
 

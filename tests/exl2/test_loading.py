@@ -21,10 +21,11 @@ from transformers import Qwen3Config
 from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.daemon.load import load as load_for_daemon
 from completion_ls.decode.vocabulary import Vocabulary
-from completion_ls.engines.contract import Job, Sampling
+from completion_ls.engines.contract import Job, Sampling, Unfinished
 from completion_ls.engines.exl2 import loading
 from completion_ls.engines.exl2.checks import Card, check_architecture
-from completion_ls.engines.exl2.loading import OFFERED, load
+from completion_ls.engines.exl2.loading import load
+from completion_ls.engines.exl2.widths import OFFERED, WIDTHS
 from completion_ls.engines.vram import plan_vram
 from completion_ls.engines.vram_model import _ARCHITECTURES
 from completion_ls.models.errors import ModelError
@@ -141,9 +142,6 @@ def test_answers_are_those_of_an_engine_put_together_by_hand(
 
 
 def test_sizes_are_those_that_the_memory_plan_counts_on(drafting: Any) -> None:
-    from completion_ls.engines.exl2.generator import HEADROOM
-
-    assert OFFERED == HEADROOM
     generator = drafting._generator
     for model in (generator.model, generator.draft_model):
         config = model.config
@@ -178,7 +176,8 @@ def test_the_warm_up_leaves_nothing_and_tells_how_far_it_is(pair: TinyModels) ->
 
 def test_the_warm_up_measures_each_width(drafting: Any) -> None:
     cost, draft_cost = loading.warm_up(drafting._generator)
-    assert [width for width, _ in cost.points] == [1, 4, 8, 16]
+    assert [width for width, _ in cost.points] == [1, 2, 4, 5, 8, 9, 16]
+    assert cost(2) == cost(4) and cost(5) == cost(8) and cost(9) == cost(16)
     assert draft_cost > 0
 
 
@@ -214,6 +213,40 @@ def test_the_smallest_context_can_be_warmed_up(pair: TinyModels, text: list[int]
     assert len(run(engine, text[:480], 20)) == 20
     with pytest.raises(ValueError, match="500"):
         engine.add(Job(next(_ids), tuple(text[:481]), 20))
+
+
+def test_all_passes_have_widths_that_are_warm(
+    drafting: Any, pair: TinyModels, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of other lengths and unfinished words, too, and what fills them up is never seen."""
+    generator = drafting._generator
+    widths: set[int] = set()
+    forward = generator.model.forward_chunk
+
+    def recorded(**asked: Any) -> Any:
+        if not asked.get("preprocess_only"):
+            widths.add(asked["input_ids"].shape[-1])
+        return forward(**asked)
+
+    monkeypatch.setattr(generator.model, "forward_chunk", recorded)
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    word = tokenizer.encode(" completion").ids
+    assert 1 < len(word) < max(WIDTHS)
+    covering = Job(
+        next(_ids), (*text[:50], *word), 60, unfinished=Unfinished(b" completion", len(word))
+    )
+    drafting.add(covering)
+    while drafting.step():
+        pass
+    assert run(drafting, text[:300], 60)
+    assert len(widths) > 2 and widths <= set(WIDTHS)
+    job = generator.begin(text[:40], 2 * OFFERED)
+    while job.position < 39:
+        generator.read(job, 512)
+    rows = generator.look(job, text[40:45])
+    assert rows.shape == (6, VOCABULARY)
+    assert torch.equal(rows[0], generator.look(job, text[40:47])[0])
+    generator.end(job)
 
 
 # what exllamav2 does wrong, or does not check
