@@ -7,6 +7,7 @@ that the daemon listens and answers long before.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,15 @@ from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
 from completion_ls.models.local import prepare
 from completion_ls.prompt.build import PromptBuilder
+from completion_ls.prompt.fim_probe import fills_in
 from completion_ls.wire.endpoint import DaemonConfig
+
+_log = logging.getLogger(__name__)
+
+SLOW = "it is slow here, `completion-ls doctor` may say why"
+"""It would be several times faster on compiled code, which could not be had."""
+NO_USE = "it has tokens for FIM, but does better without them (model.format)"
+"""Tried on a card only, where it takes a second at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +50,18 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    prompts = PromptBuilder(tokenizer, config.model.format, end_of_text_ids(local.folder))
+    ends = end_of_text_ids(local.folder)
+    prompts = PromptBuilder(tokenizer, config.model.format, ends)
 
     calm_openmp()
     guessing = _draft_folder(config.draft, progress)
     engine = _engine(config, local.folder, guessing, progress)
-    slow = "; it is slow here, `completion-ls doctor` may say why" if _is_slow(engine) else ""
-    progress(f"{local.name} is loaded{slow}", 1.0)
+    remark = _remark(engine, prompts)
+    if remark is NO_USE and config.model.format == "auto":
+        prompts = PromptBuilder(tokenizer, "plain", ends)
+    if remark:
+        _log.warning("%s: %s", local.name, remark)
+    progress(f"{local.name} is loaded{remark and '; '}{remark}", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
 
 
@@ -66,11 +80,16 @@ def check_kind(config: DaemonConfig) -> None:
             )
 
 
-def _is_slow(engine: Engine) -> bool:
-    """Whether it would be several times faster on compiled code, which could not be had."""
+def _remark(engine: Engine, prompts: PromptBuilder) -> str:
+    """What is not as it should be, though the model is loaded; mostly nothing."""
     from completion_ls.engines.torch_cpu import TorchCpuEngine
 
-    return isinstance(engine, TorchCpuEngine) and not engine.is_compiled
+    if isinstance(engine, TorchCpuEngine):
+        return "" if engine.is_compiled else SLOW
+    from completion_ls.engines.exl2.engine import Exl2Engine
+
+    assert isinstance(engine, Exl2Engine)
+    return NO_USE if prompts.fim and not fills_in(prompts, engine.surprise) else ""
 
 
 def _engine(

@@ -96,21 +96,36 @@ class PromptBuilder:
             if not below:
                 return self._ending([*opening], self._reader.begun(before), budget)
             anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, PLAIN_LINES)
-            above = self._reader.section(self._reader.begun(before[:anchor])) if anchor else []
+            above = self.section(self._reader.begun(before[:anchor])) if anchor else []
             return self._ending([*opening, *above, *below], before[anchor:], budget)
-        after = self._reader.section(window_after(_without_closers(suffix), room, self._cost))
-        left -= 3 + -(-len(after) // step) * step
+        after = window_after(_without_closers(suffix), room, self._cost)
+        taken = len(self.section(after))
+        left -= 3 + -(-taken // step) * step
         before = window_before(context + prefix, left, self._cost)
         anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, FIM_LINES)
-        head = [
-            *opening,
+        head = self.fim_prompt(before[:anchor], after)
+        return self._ending(head, before[anchor:], budget)
+
+    def fim_prompt(self, before: str, after: str) -> list[int]:
+        """Two texts in the model's FIM format, which it must have: what follows stands between them."""
+        assert self.fim is not None
+        return [
+            *self._reader.opening,
             self._special(self.fim.prefix),
-            *self._reader.section(self._reader.begun(before[:anchor])),
+            *self.section(self._reader.begun(before)),
             self._special(self.fim.suffix),
-            *after,
+            *self.section(after),
             self._special(self.fim.middle),
         ]
-        return self._ending(head, before[anchor:], budget)
+
+    def plain_prompt(self, before: str, after: str) -> list[int]:
+        """The same for a model without FIM: the text from below comes first."""
+        below = self._set_apart(after) if after else ()
+        return [*self._reader.opening, *below, *self.section(self._reader.begun(before))]
+
+    def section(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that is complete."""
+        return self._reader.section(text)
 
     def ahead(
         self,
@@ -142,7 +157,7 @@ class PromptBuilder:
         open = before and word and len(word) <= LONGEST_WORD and len(trunk) <= MOST_WORD_TOKENS
         if open:
             trunk = self._reader.steady(word.decode(), trunk, MOST_LOST)
-        ids = before + (trunk if open else reading.word) or [*self._reader.section("\n")]
+        ids = before + (trunk if open else reading.word) or [*self.section("\n")]
         # The whole may, seldom, have more tokens than its lines have one by one.
         first = len(self._reader.opening) + (self.fim is not None)
         del ids[first : first + max(0, len(ids) - budget)]
@@ -150,7 +165,10 @@ class PromptBuilder:
 
     def _below(self, suffix: str, room: int) -> list[int]:
         below = context_after(suffix, room, self._cost).strip("\n")
-        return [*self._reader.section("\n\n\n" + below + "\n\n\n")] if below else []
+        return [*self._set_apart(below)] if below else []
+
+    def _set_apart(self, text: str) -> tuple[int, ...]:
+        return self.section("\n\n\n" + text + "\n\n\n")
 
     def _special(self, token: str) -> int:
         id = self._tokenizer.token_to_id(token)

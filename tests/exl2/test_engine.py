@@ -97,6 +97,21 @@ def test_logprobs_are_those_of_the_model(
         assert (known - torch.tensor(answer.logprobs)).abs().max() < 0.03
 
 
+def test_surprise_is_the_models(
+    load: Callable, pair: tuple[TinyModels, Any, Any], text: list[int]
+) -> None:
+    model = read_dequantized(pair[0].target, torch.float64)
+    engine = load("model")
+    for length, tokens in ((1, 1), (40, 20), (600, 33)):
+        with torch.inference_mode():
+            rows = model(torch.tensor([text[: length + tokens - 1]])).logits[0, length - 1 :]
+        known = rows[:, :VOCABULARY].log_softmax(-1)
+        wanted = -float(known[range(tokens), text[length : length + tokens]].sum())
+        found = engine.surprise(text[:length], text[length : length + tokens])
+        assert found == pytest.approx(wanted, abs=0.02 * tokens)
+    assert engine.stats().sequences_cached == 0
+
+
 @pytest.mark.parametrize("cache", ["fp16", "q8", "q6", "q4"])
 def test_a_keystroke_computes_its_own_token_only(
     load: Callable, text: list[int], cache: CacheKind

@@ -457,3 +457,47 @@ def test_the_daemon_takes_the_engine_of_the_settings(pair: TinyModels, text: lis
     )
     with pytest.raises(ModelError, match="reads folders of EXL2 models only"):
         load_for_daemon(gguf, loading.silent)
+
+
+@pytest.mark.parametrize(
+    ("fills_in", "format_name", "fim", "says"),
+    [
+        (True, "auto", "qwen", "target is loaded"),
+        (False, "auto", None, "target is loaded; it has tokens for FIM, but does better without"),
+        (False, "qwen", "qwen", "target is loaded; it has tokens for FIM, but does better without"),
+        (False, "plain", None, "target is loaded"),
+    ],
+)
+def test_fim_is_used_where_it_works(
+    pair: TinyModels,
+    monkeypatch: pytest.MonkeyPatch,
+    fills_in: bool,
+    format_name: str,
+    fim: str | None,
+    says: str,
+) -> None:
+    """Whoever names the format gets it, and is told."""
+    asked: list[float] = []
+
+    def judge(prompts: Any, surprise: Callable[..., float]) -> bool:
+        asked.append(surprise(prompts.fim_prompt("a", "b"), prompts.section("c")))
+        return fills_in
+
+    monkeypatch.setattr("completion_ls.daemon.load.fills_in", judge)
+    monkeypatch.setattr(
+        loading.load, "__kwdefaults__", loading.load.__kwdefaults__ | {"card": large}
+    )
+    config = DaemonConfig.model_validate(
+        {
+            "model": {"name": str(pair.target), "format": format_name},
+            "engine": {"kind": "exllamav2", "context": 4096},
+            "draft": {},
+            "daemon": {},
+            "log_level": "warning",
+        }
+    )
+    told: list[str] = []
+    loaded = load_for_daemon(config, lambda text, fraction: told.append(text))
+    assert (loaded.prompts.fim.name if loaded.prompts.fim else None) == fim
+    assert told[-1].startswith(says)
+    assert all(value > 0 for value in asked) and len(asked) == (format_name != "plain")

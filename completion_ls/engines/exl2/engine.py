@@ -144,6 +144,19 @@ class Exl2Engine:
                 self._generator.save_ahead()
         return [*gave_way, event]
 
+    def surprise(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        """Minus the natural logarithm of the probability of `tokens`, at most `OFFERED`, behind
+        `prompt`. For trials before there are jobs: it is one piece of work, and leaves no KV."""
+        work = self._generator.begin(prompt, len(tokens), fresh=True)
+        assert work is not None  # nobody else has a page yet
+        try:
+            while work.position < len(prompt) - 1:
+                self._generator.read(work, self._chunk)
+            rows = self._generator.look(work, tokens[:-1]).log_softmax(-1).cpu()
+        finally:
+            self._generator.end(work)
+        return -float(rows[range(len(tokens)), list(tokens)].sum())
+
     def stats(self) -> EngineStats:
         """Totals so far."""
         generator = self._generator
