@@ -281,6 +281,35 @@ def test_repeated_tokens_are_not_punished(pair: TinyModels, text: list[int]) -> 
     assert (behind < 0.03 * rows.std()).all()
 
 
+def test_logits_have_room_for_one_job(drafting: Any) -> None:
+    """By default it reserves for as many as fit into a chunk: a gigabyte and more."""
+    generator = drafting._generator
+    assert generator.logits_pinned.shape[:2] == (1, OFFERED)
+
+
+def test_attention_that_is_not_causal_is_switched_off(drafting: Any) -> None:
+    """It is the second choice where pages are not to be had."""
+    generator = drafting._generator
+    assert generator.model.config.no_sdpa and generator.draft_model.config.no_sdpa
+
+
+def test_pages_are_not_moved_to_close_gaps(
+    drafting: Any, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves them when the last job has ended, and the next key would wait."""
+    generator = drafting._generator
+    moves: list[int] = []
+    monkeypatch.setattr(
+        type(generator).__mro__[1], "defrag_cache", lambda _: moves.append(1), raising=True
+    )
+    type(generator).__mro__[1].defrag_cache(generator)
+    assert moves == [1]
+    for start in (0, 300, 600):
+        run(drafting, text[start : start + 300], 5)
+    generator.defrag_cache()
+    assert moves == [1]
+
+
 def test_no_token_is_of_the_padding(drafting: Any, text: list[int]) -> None:
     """The models have rows for more tokens than there are."""
     assert drafting._generator.model.config.vocab_size > VOCABULARY
