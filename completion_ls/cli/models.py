@@ -5,32 +5,52 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from completion_ls.models import catalogue, fetch, local
+from completion_ls.config.sources import SettingsError, resolve_strict
+from completion_ls.models import catalogue, fetch, hub, local
 from completion_ls.models.store import Progress as Report
-from completion_ls.models.store import shown
+from completion_ls.models.store import megabytes, shown
+
+if TYPE_CHECKING:
+    from completion_ls.config.settings import Settings
+
+NOT_FETCHED = "not fetched"
 
 
 def pull(name: str | None) -> int:
-    """Fetch and convert a model (None: the default one), with a progress bar on stderr."""
+    """Fetch and convert a model (None: all that the settings name), with a progress bar on stderr."""
     try:
-        with _bar() as report:
-            model = local.prepare(name or catalogue.DEFAULT, progress=report)
-    except local.ModelError as error:
+        for one in [name] if name else named(resolve_strict()):
+            with _bar() as report:
+                model = local.pull(one, progress=report)
+            print(f"{model.name} is ready in {model.folder}.", file=sys.stderr)
+    except (local.ModelError, SettingsError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{model.name} is ready in {model.folder}.", file=sys.stderr)
     return 0
 
 
+def named(settings: Settings) -> list[str]:
+    """The models that these settings load: the one that answers, and the one that guesses."""
+    draft = settings.draft.model if settings.draft.max_tokens else ""
+    return [settings.model.name, *([draft] if draft else [])]
+
+
 def list_models() -> int:
-    """Print the catalogue as a table."""
-    table = Table("name", "size", "licence", "state")
-    table.add_column("what")
+    """Print the catalogue, and what else was fetched from the hub, as a table."""
+    known = hub.known()
+    entries = (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)
+    table = Table()
+    # Whole in a narrow terminal, too, so that it can be copied.
+    longest = max(len(name) for name in [entry.name for entry in entries] + [str(m) for m in known])
+    table.add_column("name", no_wrap=True, min_width=longest)
+    for heading in ("size", "licence", "state", "what"):
+        table.add_column(heading)
     places = []
     for entry in catalogue.ENTRIES:
         ready = local.find(entry)
@@ -39,11 +59,24 @@ def list_models() -> int:
         elif fetch.is_fetched(entry):
             state, place = "fetched", shown(fetch.gguf_path(entry))
         else:
-            state, place = "not fetched", ""
+            state, place = NOT_FETCHED, ""
         if place:
             places.append(f"{entry.name}: {place}")
-        size = f"{entry.size / 1e6:.0f} MB"
-        table.add_row(entry.name, size, entry.licence, state, entry.description)
+        table.add_row(entry.name, megabytes(entry.size), entry.licence, state, entry.description)
+    listed = set()
+    for one in catalogue.HUB_ENTRIES:
+        repository = hub.HubModel(one.repository, one.revision)
+        listed.add(repository)
+        state, place = _on_disk(repository)
+        if place:
+            places.append(f"{one.name}: {place}")
+        table.add_row(one.name, megabytes(one.size), one.licence, state, one.description)
+    for repository in known:
+        if repository not in listed:
+            state, place = _on_disk(repository)
+            if place:
+                places.append(f"{repository}: {place}")
+            table.add_row(str(repository), "", "", state, "from the Hugging Face hub")
     console = Console(highlight=False, markup=False)
     console.print(table)
     for line in places:  # below the table, whole, so that they can be copied
@@ -51,12 +84,23 @@ def list_models() -> int:
     return 0
 
 
+def _on_disk(repository: hub.HubModel) -> tuple[str, str]:
+    """In words, whether a repository is here; and where, if it is."""
+    folder = hub.find(repository)
+    if folder:
+        return "ready", shown(folder)
+    begun = hub.progress_of(repository)
+    return (f"{megabytes(begun[0])} of {megabytes(begun[1])}" if begun else NOT_FETCHED), ""
+
+
 def path(name: str | None) -> int:
-    """Print the folder of a model that needs no fetching, and nothing else."""
+    """Print the folder of a model (None: the one of the settings) that needs no fetching, and
+    nothing else."""
     try:
+        name = name or resolve_strict().model.name
         with _bar() as report:
-            model = local.prepare(name or catalogue.DEFAULT, progress=report, offline=True)
-    except local.ModelError as error:
+            model = local.prepare(name, progress=report, offline=True)
+    except (local.ModelError, SettingsError) as error:
         print(error, file=sys.stderr)
         return 1
     print(model.folder)

@@ -17,7 +17,8 @@ class ModelSettings(Section):
     """Which model answers."""
 
     name: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
-    """A name from `completion-ls models list`, a Hugging Face folder, or a .gguf file."""
+    """A name from `completion-ls models list`, a Hugging Face folder, a .gguf file, or a repository
+    of the Hugging Face hub that was pulled (`owner/name`, `owner/name@revision`)."""
     format: Literal["auto", "plain", "qwen", "starcoder"] = "auto"
     """How prefix and suffix are put into the prompt (FIM format); `auto` looks at the tokenizer."""
 
@@ -52,7 +53,8 @@ class DraftSettings(Section):
     lookup: Annotated[bool, Field(strict=True)] = True
     """Guess what followed the same words above, in earlier suggestions or in other documents."""
     model: str = ""
-    """A smaller model of the same vocabulary that guesses where nothing is found; none by default."""
+    """A smaller model of the same vocabulary that guesses where nothing is found, named as
+    `model.name` is; none by default."""
     max_tokens: Annotated[int, Field(ge=0, le=16)] = 16
     """Most tokens guessed for one pass; how many pay is measured and learnt. 0 turns drafts off."""
 

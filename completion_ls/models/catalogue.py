@@ -1,4 +1,4 @@
-"""The models that can be asked for by name."""
+"""The models that can be asked for by a name of ours."""
 
 from __future__ import annotations
 
@@ -48,3 +48,74 @@ ENTRIES = (
 def find(name: str) -> CatalogueEntry | None:
     """The entry of this name, if there is one."""
     return next((entry for entry in ENTRIES if entry.name == name), None)
+
+
+@dataclass(frozen=True)
+class HubEntry:
+    """A model in a repository of the Hugging Face hub, which is fetched only when that is asked."""
+
+    name: str
+    repository: str
+    revision: str
+    """A branch: EXL2 quantisations of a model often share a repository, one branch each."""
+    size: int
+    """About so many bytes are fetched; what the repository lists is what counts."""
+    licence: str
+    description: str
+
+
+HUB_ENTRIES = (
+    HubEntry(
+        name="qwen2.5-coder-32b-4.0bpw",
+        repository="bullerwins/Qwen2.5-Coder-32B-exl2_4.0bpw",
+        revision="main",
+        size=17_800_000_000,
+        licence="Apache-2.0",
+        description="Qwen2.5-Coder 32B, base, EXL2 of 4.0 bits a weight",
+    ),
+    HubEntry(
+        name="qwen2.5-coder-14b-4.0bpw",
+        repository="DrNicefellow/Qwen2.5-Coder-14B-Instruct-4.0bpw-exl2",
+        revision="main",
+        size=8_800_000_000,
+        licence="Apache-2.0",
+        description="Qwen2.5-Coder 14B Instruct, EXL2 of 4.0 bits a weight",
+    ),
+    HubEntry(
+        name="qwen2.5-coder-7b-6.5bpw",
+        repository="bartowski/Qwen2.5-Coder-7B-Instruct-exl2",
+        revision="6_5",
+        size=7_000_000_000,
+        licence="Apache-2.0",
+        description="Qwen2.5-Coder 7B Instruct, EXL2 of 6.5 bits a weight",
+    ),
+    HubEntry(
+        name="qwen2.5-coder-1.5b-8.0bpw",
+        repository="Handgun1773/Qwen2.5-Coder-1.5B-BASE-8.0bpw-exl2",
+        revision="main",
+        size=2_000_000_000,
+        licence="Apache-2.0",
+        description="Qwen2.5-Coder 1.5B, base, EXL2 of 8.0 bits a weight: a draft model",
+    ),
+    HubEntry(
+        name="qwen2.5-coder-0.5b-8.0bpw",
+        repository="Zenabius/Qwen2.5-Coder-0.5B-Instruct-exl2",
+        revision="main",
+        size=800_000_000,
+        licence="Apache-2.0",
+        description="Qwen2.5-Coder 0.5B Instruct, EXL2 of 8.0 bits a weight: a draft model",
+    ),
+    HubEntry(
+        name="gemma-3-27b-4.0bpw",
+        repository="turboderp/gemma-3-27b-it-exl2",
+        revision="4.0bpw",
+        size=18_000_000_000,
+        licence="Gemma terms of use",
+        description="Gemma 3 27B Instruct, EXL2 of 4.0 bits a weight; it was not trained for FIM",
+    ),
+)
+
+
+def find_on_hub(name: str) -> HubEntry | None:
+    """The entry of this name among those of the hub, if there is one."""
+    return next((entry for entry in HUB_ENTRIES if entry.name == name), None)

