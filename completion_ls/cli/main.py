@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if options.command in ("demo", "bench", "models", "status", "doctor"):
+    if options.command in ("demo", "bench", "models", "status", "doctor", "init"):
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
     if hasattr(options, "profile"):
         # Every part, the daemon too, reads the same sources; so this goes where they look.
@@ -63,6 +63,10 @@ def _run(options: argparse.Namespace) -> int:
             from completion_ls.cli import doctor
 
             return doctor.show(as_json=options.json)
+        case "init":
+            from completion_ls.cli import init
+
+            return init.run(os.environ.get("COMPLETION_LS_PROFILE"), dry_run=options.dry_run)
         case "models":
             from completion_ls.cli import models
 
@@ -158,6 +162,10 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", "Whether the engine of your settings can run here, and what is missing.", common
     )
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    init = command(
+        "init", "Choose a profile for this machine and write it into your settings.", common
+    )
+    init.add_argument("--dry-run", action="store_true", help="only say what would be written")
     daemon = command("daemon", "The process that holds the model.").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
@@ -175,9 +183,16 @@ def _parser() -> argparse.ArgumentParser:
     models = command("models", "Models on this machine.").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
-    for action, text in (("pull", "fetch a model"), ("path", "print the folder of a model")):
+    for action, text, default in (
+        ("pull", "fetch a model", "all that your settings name"),
+        ("path", "print the folder of a model", "the one of your settings"),
+    ):
         models.add_parser(action, help=text, description=text).add_argument(
-            "name", nargs="?", metavar="NAME", help="default: smollm2-135m-instruct"
+            "name",
+            nargs="?",
+            metavar="NAME",
+            help="from `models list`, or a repository of the Hugging Face hub: owner/name or "
+            f"owner/name@revision (default: {default})",
         )
     models.add_parser("list", help="list what can be fetched and what is here")
     bench = command("bench", "Measurements.").add_subparsers(

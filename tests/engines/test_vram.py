@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from completion_ls.cli import init
+from completion_ls.config.settings import Settings
+from completion_ls.config.sources import profile_names, profiles_dir
+from completion_ls.engines.exl2 import loading
 from completion_ls.engines.vram import (
     CACHE_TYPES,
     PAGE,
@@ -32,6 +38,7 @@ from completion_ls.engines.vram import (
 )
 from completion_ls.engines.vram_headers import MAX_HEADER, read_headers
 from completion_ls.engines.vram_model import MAX_CONFIG, Exl2Model, read_exl2
+from completion_ls.models import catalogue
 
 GIB = 2**30
 
@@ -59,6 +66,7 @@ class Recipe:
 
 HEAD_OF_6_BITS = Recipe(8, 6, 0.15)
 """The converter's mixture for a head of six bits."""
+HEAD_OF_8_BITS = Recipe(8, 8, 1.0)
 
 
 def linear(key: str, inputs: int, outputs: int, recipe: Recipe, bias: bool = False) -> Tensors:
@@ -77,15 +85,22 @@ def linear(key: str, inputs: int, outputs: int, recipe: Recipe, bias: bool = Fal
     return made
 
 
-def four_bits(key: str, inputs: int, outputs: int) -> Recipe:
-    """As many groups of three bits as bring the layer to 4.0 bits a weight, all parts counted: that
-    is how the converter spends its budget."""
-    groups = inputs // 128
-    for low in count():
-        recipe = Recipe(4, 3, (groups - low) / groups)
-        if 8 * nbytes(linear(key, inputs, outputs, recipe)) <= 4.0 * inputs * outputs:
-            return recipe
-    raise AssertionError
+def of_bits(wanted: float, high: int, low: int) -> Callable[[str, int, int], Recipe]:
+    """As many groups of the lower bits as bring a layer to the bits a weight that are wanted, all
+    parts counted: that is how the converter spends its budget."""
+
+    def recipe(key: str, inputs: int, outputs: int) -> Recipe:
+        groups = inputs // 128
+        for number in count():
+            made = Recipe(high, low, (groups - number) / groups)
+            if 8 * nbytes(linear(key, inputs, outputs, made)) <= wanted * inputs * outputs:
+                return made
+        raise AssertionError
+
+    return recipe
+
+
+four_bits = of_bits(4.0, 4, 3)
 
 
 def nbytes(tensors: Tensors) -> int:
@@ -93,7 +108,9 @@ def nbytes(tensors: Tensors) -> int:
 
 
 def model_tensors(
-    config: Mapping[str, Any], recipe: Callable[[str, int, int], Recipe] = four_bits
+    config: Mapping[str, Any],
+    recipe: Callable[[str, int, int], Recipe] = four_bits,
+    head: Recipe = HEAD_OF_6_BITS,
 ) -> Tensors:
     text = config.get("text_config", config)
     gemma = "text_config" in config
@@ -131,7 +148,7 @@ def model_tensors(
             add(block + mlp + "up_proj", hidden, inner)
             add(block + mlp + "down_proj", inner, hidden)
     made[f"{prefix}model.norm.weight"] = ("F16", (hidden,))
-    made.update(linear(f"{prefix}lm_head", hidden, vocabulary, HEAD_OF_6_BITS))
+    made.update(linear(f"{prefix}lm_head", hidden, vocabulary, head))
     if gemma:
         # Half a gibibyte of another part, which exllamav2 does not load with the text model.
         made["vision_tower.vision_model.encoder.weight"] = ("BF16", (2**14, 2**14))
@@ -194,6 +211,12 @@ REAL = {
     "Qwen2.5-Coder-14B": config_of(
         "Qwen2ForCausalLM", sizes(5120, 13824, 48, 40, 8), vocab_size=152064
     ),
+    "Qwen2.5-Coder-7B": config_of(
+        "Qwen2ForCausalLM", sizes(3584, 18944, 28, 28, 4), vocab_size=152064
+    ),
+    "Qwen2.5-Coder-0.5B": config_of(
+        "Qwen2ForCausalLM", sizes(896, 4864, 24, 14, 2), vocab_size=151936, tie_word_embeddings=True
+    ),
     "Qwen2.5-Coder-1.5B": config_of(
         "Qwen2ForCausalLM",
         sizes(1536, 8960, 28, 12, 2),
@@ -218,6 +241,15 @@ REAL = {
     "Qwen3-30B-A3B": config_of(
         "Qwen3MoeForCausalLM",
         sizes(2048, 6144, 48, 32, 4),
+        head_dim=128,
+        vocab_size=151936,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+    ),
+    "Qwen3-Coder-30B-A3B": config_of(
+        "Qwen3MoeForCausalLM",
+        sizes(2048, 5472, 48, 32, 4),
         head_dim=128,
         vocab_size=151936,
         moe_intermediate_size=768,
@@ -268,6 +300,73 @@ def test_totals_are_as_worked_out_by_hand(
     # which draft there is; they are too large for none.
     plan = plan_vram(VramSetting(real(target), real(draft), cache, 16384))
     assert plan.total / GIB == pytest.approx(gib, rel=0.05)
+
+
+SIX_AND_A_HALF = of_bits(6.5, 8, 5), HEAD_OF_8_BITS
+EIGHT = of_bits(8.0, 8, 6), HEAD_OF_8_BITS  # the converter gives a head of so many bits, too
+FOUR = four_bits, HEAD_OF_6_BITS
+QUANTISED = {
+    "qwen2.5-coder-32b-4.0bpw": ("Qwen2.5-Coder-32B", FOUR),
+    "qwen2.5-coder-14b-4.0bpw": ("Qwen2.5-Coder-14B", FOUR),
+    "qwen2.5-coder-7b-6.5bpw": ("Qwen2.5-Coder-7B", SIX_AND_A_HALF),
+    "qwen2.5-coder-1.5b-8.0bpw": ("Qwen2.5-Coder-1.5B", EIGHT),
+    "qwen2.5-coder-0.5b-8.0bpw": ("Qwen2.5-Coder-0.5B", EIGHT),
+    "gemma-3-27b-4.0bpw": ("Gemma-3-27B", FOUR),
+    "~/models/Qwen3-Coder-30B-A3B-Instruct-exl2-4.0bpw": ("Qwen3-Coder-30B-A3B", FOUR),
+}
+"""What the profiles name."""
+FREE = {"24gb": 23.0, "16gb": 15.0, "12gb": 11.0}
+"""GiB of a card of that size, beside a desktop."""
+KNOWN_POSITIONS = 32768
+"""Of Qwen2.5-Coder; the others know more."""
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a name in QUANTISED, written once."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            real_name, (recipe, head) = QUANTISED[name]
+            tensors = model_tensors(REAL[real_name], recipe, head)
+            folder = tmp_path_factory.mktemp("quantised") / "model"
+            made[name] = write_model(folder, REAL[real_name], tensors)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name.startswith("nvidia")])
+def test_profiles_state_what_they_take_and_fit_their_card(
+    quantised: Callable[[str], Path], name: str
+) -> None:
+    file = profiles_dir() / f"{name}.toml"
+    chosen = Settings.model_validate(tomllib.loads(file.read_text()))
+    draft = chosen.draft.model
+    setting = VramSetting(
+        read_exl2(quantised(chosen.model.name)),
+        read_exl2(quantised(draft)) if draft else None,
+        chosen.engine.kv_cache,
+        chosen.engine.context,
+    )
+    gib = plan_vram(setting, loading.passes(chosen.engine)).total / GIB
+    stated = re.findall(r"this\n?#? ?takes (\d+\.\d) GiB", file.read_text())
+    assert len(stated) == 1
+    assert float(stated[0]) == pytest.approx(gib, abs=0.1)
+    assert gib <= FREE[name.split("-")[1]]
+    assert chosen.engine.context <= KNOWN_POSITIONS
+    if name in init.NEEDS:
+        assert init.NEEDS[name] == float(stated[0])
+    else:  # its models cannot all be fetched, or it is not the best for completion
+        assert name in ("nvidia-24gb-moe", "nvidia-24gb-gemma")
+
+
+def test_downloads_are_as_large_as_the_catalogue_says(quantised: Callable[[str], Path]) -> None:
+    for entry in catalogue.HUB_ENTRIES:
+        weights = sum(file.stat().st_size for file in quantised(entry.name).glob("*.safetensors"))
+        # The vision part of Gemma is larger in the files than in the ones made here.
+        assert weights == pytest.approx(entry.size, rel=0.06), entry.name
 
 
 def test_the_steps_between_caches_are_those_of_the_figures(

@@ -1,0 +1,271 @@
+"""`completion-ls init`."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion_ls.cli import init
+from completion_ls.cli.main import main
+from completion_ls.config.sources import profile_names
+from completion_ls.engines.exl2 import checks
+from completion_ls.engines.exl2.checks import Piece
+from completion_ls.models import card
+from completion_ls.models.card import GraphicsCard, find_card
+
+GIB = 2**30
+
+DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return FAILS; }
+int cuDeviceGetCount(int *count) { *count = CARDS; return 0; }
+int cuDeviceGet(int *device, int number) { *device = 40 + number; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+    if (device != 40) return 1;
+    strncpy(name, "NVIDIA Some Card", size);
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)24 << 30; return device != 40; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 8 : attribute == 76 ? 9 : -1;
+    return 0;
+}
+int cuDeviceGetPCIBusId(char *bus, int size, int device) {
+    strncpy(bus, "0000:01:00.0", size);
+    return 0;
+}
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
+    *handle = (void *)7;
+    return strcmp(bus, "0000:01:00.0") != 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
+    memory[0] = 24ULL << 30;
+    memory[1] = 23ULL << 30;
+    memory[2] = 1ULL << 30;
+    return handle != (void *)7;
+}
+"""
+
+
+def use_driver(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, cards: int = 1, fails: int = 0
+) -> None:
+    """A driver that tells of one card, as a library that is really loaded."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        pytest.skip("no C compiler")
+    (folder / "driver.c").write_text(DRIVER)
+    library = folder / f"driver-{cards}-{fails}.so"
+    command = [compiler, "-shared", "-fPIC", f"-DCARDS={cards}", f"-DFAILS={fails}"]
+    subprocess.run([*command, "-o", str(library), str(folder / "driver.c")], check=True)
+    monkeypatch.setattr(card, "DRIVER", str(library))
+    monkeypatch.setattr(card, "MANAGEMENT", str(library))
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without one, unless a test has its own."""
+    monkeypatch.setattr(card, "DRIVER", "libthere-is-none.so")
+
+
+@pytest.fixture
+def file(isolated: dict[str, str]) -> Path:
+    return Path(isolated["COMPLETION_LS_CONFIG"])
+
+
+def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_driver(monkeypatch, tmp_path)
+    assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, 23 * GIB, (8, 9))
+    monkeypatch.setattr(card, "MANAGEMENT", "libthere-is-none.so")
+    assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, None, (8, 9))
+
+
+@pytest.mark.parametrize(("cards", "fails"), [(0, 0), (1, 100)])
+def test_no_usable_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cards: int, fails: int
+) -> None:
+    use_driver(monkeypatch, tmp_path, cards=cards, fails=fails)
+    assert find_card() is None
+
+
+def test_no_driver_and_one_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert find_card() is None
+    (tmp_path / "text.so").write_text("no library")
+    monkeypatch.setattr(card, "DRIVER", str(tmp_path / "text.so"))
+    assert find_card() is None
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "capability", "profile"),
+    [
+        (24, 23.0, (8, 6), "nvidia-24gb"),
+        (24, None, (8, 9), "nvidia-24gb"),
+        (24, 21.4, (9, 0), "nvidia-24gb"),
+        (24, 21.2, (8, 6), "nvidia-16gb"),
+        (16, 15.0, (12, 0), "nvidia-16gb"),
+        (12, 11.0, (8, 6), "nvidia-12gb"),
+        (12, 9.1, (8, 6), "cpu"),
+        (8, 7.5, (8, 6), "cpu"),
+        (24, 23.0, (7, 5), "cpu"),
+    ],
+)
+def test_the_best_profile_that_fits_is_chosen(
+    total: int, free: float | None, capability: tuple[int, int], profile: str
+) -> None:
+    free_bytes = None if free is None else int(free * GIB)
+    chosen, why = init.choose(GraphicsCard("c", total * GIB, free_bytes, capability))
+    assert chosen == profile and profile in why
+    assert profile in profile_names()
+
+
+def test_no_card_is_the_cpu(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init.choose(None)[0] == "cpu"
+    assert main(["init"]) == 0
+    assert tomllib.loads(file.read_text()) == {"profile": "cpu"}
+    said = capsys.readouterr().out
+    assert "No NVIDIA card" in said and f'profile = "cpu" was written into {file}' in said
+    assert "completion-ls doctor" in said and "nvidia" not in said
+
+
+def test_a_card(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    use_driver(monkeypatch, tmp_path)
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path / "cache"))
+    found = [Piece("one", "1", "Get one."), Piece("two", None, "Get two.")]
+    monkeypatch.setattr(checks, "pieces", lambda: found)
+    assert main(["init"]) == 0
+    assert tomllib.loads(file.read_text()) == {"profile": "nvidia-24gb"}
+    said = capsys.readouterr().out
+    assert "Found NVIDIA Some Card with 24.0 GiB, 23.0 GiB of it free." in said
+    assert "1. two is missing. Get two." in said and "Get one" not in said
+    assert "2. `completion-ls models pull` fetches qwen2.5-coder-32b-4.0bpw and" in said
+    assert "(about 19.8 GB)" in said
+
+
+def test_dry_run_changes_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.unlink()
+    assert main(["init", "--dry-run"]) == 0
+    assert not file.exists()
+    assert 'profile = "cpu" would be written' in capsys.readouterr().out
+
+
+def test_a_profile_that_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPLETION_LS_PROFILE", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("COMPLETION_LS_PROFILE", "x")  # `--profile` sets it; this takes it back
+        assert main(["--profile", "nvidia-16gb", "init"]) == 0
+    assert tomllib.loads(file.read_text()) == {"profile": "nvidia-16gb"}
+    with monkeypatch.context() as patch:
+        patch.setenv("COMPLETION_LS_PROFILE", "x")
+        assert main(["init", "--profile", "nvidia-17gb"]) == 1
+    assert "nvidia-16gb" in capsys.readouterr().err
+    assert tomllib.loads(file.read_text()) == {"profile": "nvidia-16gb"}
+
+
+BEFORE = """\
+# My settings.
+
+[completion]  # what is offered
+lines = "single"   # one
+
+[model]
+name = "other"
+"""
+
+
+def test_what_the_file_holds_is_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(BEFORE)
+    file.chmod(0o640)
+    assert main(["init"]) == 0
+    assert file.read_text() == f'profile = "cpu"\n\n{BEFORE}'
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
+    assert "model.name is 'other'" in capsys.readouterr().out
+    assert main(["init"]) == 0
+    assert "already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('a = 1\nprofile = "x" # mine\n[b]\n', 'a = 1\nprofile = "cpu" # mine\n[b]\n'),
+        ("'profile'   =   'x'\r\n# end", "'profile'   =   \"cpu\"\r\n# end"),
+        ("profile = 3\n", 'profile = "cpu"\n'),
+        ("a = 1\r\n", 'profile = "cpu"\r\n\r\na = 1\r\n'),
+        ("[a]\nprofile = 'x'\n", "profile = \"cpu\"\n\n[a]\nprofile = 'x'\n"),
+        ("[[a]]\n[[a]]\nb = nan\n", 'profile = "cpu"\n\n[[a]]\n[[a]]\nb = nan\n'),
+        ("", 'profile = "cpu"\n'),
+    ],
+)
+def test_only_the_profile_changes(before: str, after: str) -> None:
+    assert init.with_profile(before, "cpu", Path("f")) == after
+    assert init.with_profile(after, "cpu", Path("f")) == after
+
+
+VALUES = st.sampled_from(
+    ["1", "'x'", '"é#"', "[1, 2, # c\n 3]", "{ a = 1, b = 'c' }", "1979-05-27"]
+)
+LINES = st.one_of(
+    st.just(""),
+    st.just("  # profile = 'no'"),
+    st.builds("k{{}} = {}".format, VALUES),
+    st.builds("a.k{{}} = {} # c".format, VALUES),
+    st.just("[t{}.u]"),
+    st.just("[[l{}]]"),
+)
+
+
+@given(st.lists(LINES, max_size=12), st.sampled_from(["", "profile = 'old'", '"profile"="old" #c']))
+def test_any_file_keeps_what_it_holds(lines: list[str], own: str) -> None:
+    numbered = [line.replace("{}", str(number)) for number, line in enumerate(lines)]
+    text = "\n".join([*([own] if own else []), *numbered])
+    before = tomllib.loads(text)
+    after = init.with_profile(text, "nvidia-24gb", Path("f"))
+    assert tomllib.loads(after) == before | {"profile": "nvidia-24gb"}
+    for line in numbered:
+        assert line in after
+
+
+@pytest.mark.parametrize(
+    "content", [b"profile = ", b"[a\n", b"a = 1\na = 2\n", b"\xff\xfe", b"[profile]\nname = 'x'\n"]
+)
+def test_a_file_that_cannot_be_changed_is_left(
+    file: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    file.write_bytes(content)
+    assert main(["init"]) == 1
+    assert file.read_bytes() == content
+    said = capsys.readouterr().err
+    assert str(file) in said and "left as it" in said
+
+
+def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles.toml"
+    real.write_text("# mine\n")
+    file.unlink()
+    file.symlink_to(real)
+    assert main(["init"]) == 0
+    assert file.is_symlink()
+    assert real.read_text() == 'profile = "cpu"\n\n# mine\n'
+
+
+def test_a_folder_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", str(tmp_path / "a" / "b" / "config.toml"))
+    assert main(["init"]) == 0
+    assert (tmp_path / "a" / "b" / "config.toml").read_text() == 'profile = "cpu"\n'
