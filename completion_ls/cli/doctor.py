@@ -18,7 +18,7 @@ from completion_ls import __version__
 from completion_ls.config.sources import Problem, Source, collect, resolve
 from completion_ls.daemon.load import calm_openmp, check_kind
 from completion_ls.engines.exl2 import checks, loading
-from completion_ls.engines.vram import advise, plan_vram, table
+from completion_ls.engines.vram import plan_vram, table
 from completion_ls.models import catalogue, local
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.endpoint import DaemonConfig
@@ -141,9 +141,10 @@ def _exllamav2(settings: Settings, folder: Path | None, draft: Path | None, repo
     passes = loading.passes(settings.engine)
     if card:
         report.facts["GPU"] = card.name
-    if plan and card:
+    if plan and folder and card:
         report.memory = table(plan_vram(plan, passes), card.free_bytes)
-        advice = advise(plan, card.free_bytes, passes=passes)
+        free, here = card.free_bytes, local.pulled()
+        advice = loading.advised(plan, free, settings.engine, folder, here)
         if advice.setting != plan:
             report.obstacles.append(advice.sentence)
     elif plan:

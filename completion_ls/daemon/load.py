@@ -19,7 +19,7 @@ from completion_ls.config.settings import DraftSettings
 from completion_ls.engines.contract import Engine
 from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
-from completion_ls.models.local import prepare
+from completion_ls.models.local import prepare, pulled
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.prompt.fim_probe import fills_in
 from completion_ls.wire.endpoint import DaemonConfig
@@ -106,6 +106,7 @@ def _engine(
             config.engine,
             draft=config.draft,
             draft_folder=draft_folder,
+            drafts_here=pulled(),
             progress=progress,
         )
     from completion_ls.engines.torch_cpu import TorchCpuEngine

@@ -14,7 +14,7 @@ from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
 from completion_ls.models.store import Progress, file_sha256, megabytes, silent
 
-__all__ = ["LocalModel", "ModelError", "find", "prepare", "pull", "to_fetch"]
+__all__ = ["LocalModel", "ModelError", "find", "prepare", "pull", "pulled", "to_fetch"]
 
 FETCH_SHARE = 0.6
 """Part of the progress given to fetching when a model is fetched and converted."""
@@ -69,6 +69,16 @@ def pull(name: str, *, progress: Progress = silent) -> LocalModel:
     if repository and not _path(name).exists():
         hub.pull(repository, progress)
     return prepare(name, progress=progress)
+
+
+def pulled() -> dict[str, Path]:
+    """The folders of what was fetched from the hub as a whole, by the names that settings know."""
+    names = {(one.repository, one.revision): one.name for one in catalogue.HUB_ENTRIES}
+    return {
+        names.get((one.repository, one.revision), str(one)): folder
+        for one in hub.known()
+        if (folder := hub.find(one))
+    }
 
 
 def to_fetch(name: str) -> int | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +27,7 @@ from completion_ls.engines.exl2 import loading
 from completion_ls.engines.exl2.checks import Card, check_architecture
 from completion_ls.engines.exl2.loading import load
 from completion_ls.engines.exl2.widths import OFFERED, WIDTHS
-from completion_ls.engines.vram import plan_vram
+from completion_ls.engines.vram import SHORTEST_CONTEXT, plan_vram
 from completion_ls.engines.vram_model import _ARCHITECTURES
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.endpoint import DaemonConfig
@@ -418,6 +419,41 @@ def test_no_room_is_refused_with_what_would_fit(
         load(pair.target, SETTINGS, draft=NO_DRAFTS, card=lambda: Card("tiny", 2**20))
     with pytest.raises(AssertionError, match="it was loaded"):
         load(pair.target, SETTINGS, draft=NO_DRAFTS, card=lambda: Card("enough", need))
+
+
+def test_a_smaller_draft_that_is_here_is_advised(
+    pair: TinyModels, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """Of the same vocabulary, and only where no shorter context would do with the draft that is
+    asked for."""
+    stranger = tmp_path / "stranger"
+    shutil.copytree(tiny.draft, stranger)
+    other = json.loads((stranger / "tokenizer.json").read_text())
+    other["added_tokens"][0]["content"] = "<|other|>"
+    (stranger / "tokenizer.json").write_text(json.dumps(other))
+    here = {
+        "other/vocabulary": stranger,
+        "small/draft": tiny.draft,
+        "as/large": pair.draft,
+        "no/model": tmp_path,
+    }
+    asked = loading.planned(pair.target, SETTINGS, pair.draft)
+    assert asked.context == SHORTEST_CONTEXT
+    least = replace(asked, cache="q4")
+    need = plan_vram(least, loading.passes(SETTINGS)).total
+    for free, advice in (
+        (need, r"a q4 KV cache \("),
+        (need - 1, r"(a q\d KV cache and )?the draft small/draft \("),
+    ):
+        with pytest.raises(ValueError, match="The nearest setting that fits is " + advice):
+            load(
+                pair.target,
+                SETTINGS,
+                draft=DraftSettings(),
+                draft_folder=pair.draft,
+                drafts_here=here,
+                card=lambda free=free: Card("small", free),
+            )
 
 
 def test_models_that_know_too_few_positions(pair: TinyModels, changed: Callable[..., Path]) -> None:

@@ -19,8 +19,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from completion_ls.engines.vram import Passes, VramSetting, advise, plan_vram, table
-
 EXLLAMAV2 = "0.3.2"
 """The only version that this engine was made for: it works on the library's own page table."""
 FLASH_ATTN = (2, 5, 7)
@@ -173,15 +171,6 @@ def check_architecture(asked: str, loaded_as: str) -> None:
             f"exllamav2 {EXLLAMAV2} does not know the architecture {asked[:100]!r} and would "
             f"compute it as {loaded_as}, which gives nonsense. Name another model."
         )
-
-
-def check_memory(asked: VramSetting, free_bytes: int, passes: Passes) -> None:
-    """Raise ValueError, with the plan and the nearest setting that fits, where the GPU has too
-    little free memory."""
-    plan = plan_vram(asked, passes)
-    if not plan.fits(free_bytes):
-        advice = advise(asked, free_bytes, passes=passes)
-        raise ValueError("\n".join([advice.sentence, *table(plan, free_bytes)]))
 
 
 def _gpu() -> Piece:

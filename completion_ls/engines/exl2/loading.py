@@ -10,18 +10,30 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.decode.draft_length import PassCost
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.widths import DRAFTED, OFFERED, WIDTHS, step_cost
-from completion_ls.engines.vram import DRAFT_CACHE, PAGE, CacheType, Passes, VramSetting
-from completion_ls.engines.vram_model import read_exl2
+from completion_ls.engines.vram import (
+    DRAFT_CACHE,
+    PAGE,
+    CacheType,
+    Passes,
+    VramAdvice,
+    VramSetting,
+    advise,
+    plan_vram,
+    table,
+)
+from completion_ls.engines.vram_model import Exl2Model, read_exl2
 
 if TYPE_CHECKING:
     from completion_ls.engines.exl2.engine import Exl2Engine
@@ -63,17 +75,23 @@ def load(
     *,
     draft: DraftSettings,
     draft_folder: Path | None = None,
+    drafts_here: Mapping[str, Path] = MappingProxyType({}),
     progress: Progress = silent,
     card: Callable[[], checks.Card] = checks.find_card,
 ) -> Exl2Engine:
     """Check, load and warm up an EXL2 folder, and the draft model in `draft_folder`.
 
-    `max_context` lowers the limit of tokens per job. `card` says what the GPU has free. Raises
+    `max_context` lowers the limit of tokens per job. `card` says what the GPU has free. Of the models
+    `drafts_here`, by their names in settings, one may be advised. Raises
     ValueError or RuntimeError (sentences) where the model, the machine or the settings do not fit.
     """
     checks.check_assertions()
     plan = planned(folder, settings, draft_folder)
-    checks.check_memory(plan, card().free_bytes, passes(settings))
+    free = card().free_bytes
+    advice = advised(plan, free, settings, folder, drafts_here)
+    if advice.setting != plan:
+        need = plan_vram(plan, passes(settings))
+        raise ValueError("\n".join([advice.sentence, *table(need, free)]))
 
     from tokenizers import Tokenizer
 
@@ -114,6 +132,37 @@ def planned(folder: Path, settings: EngineSettings, draft_folder: Path | None) -
         checks.check_rope(draft_folder)
         checks.check_context(draft_folder, settings.context, is_draft=True)
     return VramSetting(target, small, settings.kv_cache, settings.context)
+
+
+def advised(
+    asked: VramSetting,
+    free_bytes: int,
+    settings: EngineSettings,
+    folder: Path,
+    drafts_here: Mapping[str, Path],
+) -> VramAdvice:
+    """What to do where the GPU has no more than `free_bytes`. `folder` is the target's."""
+    small: list[Exl2Model] = []
+    if asked.draft and not plan_vram(asked, passes(settings)).fits(free_bytes):
+        found = _drafts_of(folder, drafts_here)
+        small = sorted(
+            (one for one in found if one.weights < asked.draft.weights),
+            key=lambda one: -one.weights,
+        )
+    return advise(asked, free_bytes, small, passes(settings))
+
+
+def _drafts_of(target: Path, models: Mapping[str, Path]) -> Iterator[Exl2Model]:
+    """Those that have the target's vocabulary."""
+    from completion_ls.engines.draft_model import check_vocabulary
+
+    for name, folder in models.items():
+        try:
+            found = read_exl2(folder)
+            check_vocabulary(target, folder)
+        except ValueError:
+            continue
+        yield replace(found, name=name)
 
 
 def chunk(settings: EngineSettings) -> int:
