@@ -15,6 +15,10 @@ from completion_ls.wire.messages import Complete
 
 log = logging.getLogger(__name__)
 
+DRAW_TEMPERATURE = 0.8
+DRAW_TOP_P = 0.95
+"""Where the settings have less, or no, chance in them: so that other texts than the first come."""
+
 
 class Generator:
     """Begins suggestions and gives them up; those that are finished become known."""
@@ -24,11 +28,11 @@ class Generator:
         self.settings = settings
         self.known = Known()
 
-    def begin(self, start: Situation, lane: Lane) -> Suggestion:
-        """Ask the engine for the text at a place."""
+    def begin(self, start: Situation, lane: Lane, draw: int = 0) -> Suggestion:
+        """Ask the engine for the text at a place; with `draw`, for another one, by that number."""
         wanted = self.settings.completion
         mode = rules.choose_mode(start.before_line, start.after_line, wanted.lines)
-        suggestion = Suggestion(start, mode, wanted.max_lines, lane)
+        suggestion = Suggestion(start, mode, wanted.max_lines, lane, draw)
         suggestion.pump = asyncio.create_task(self._fill(suggestion, self.engine))
         return suggestion
 
@@ -55,7 +59,7 @@ class Generator:
     async def _fill(self, suggestion: Suggestion, engine: EngineClient) -> None:
         try:
             await self._read(suggestion, engine)
-            if suggestion.finished:
+            if suggestion.finished and not suggestion.draw:
                 self.known.add(suggestion.start, suggestion.offer())
         except EngineFailed as failure:
             suggestion.failure = failure
@@ -67,7 +71,8 @@ class Generator:
 
     async def _read(self, suggestion: Suggestion, engine: EngineClient) -> None:
         lane = suggestion.lane
-        answer = await engine.complete(self._request(suggestion.start, lane, suggestion.mode))
+        request = self._request(suggestion.start, lane, suggestion.mode)
+        answer = await engine.complete(_drawn(request, suggestion.draw))
         suggestion.answer = answer
         try:
             if suggestion.lane != lane:
@@ -105,3 +110,16 @@ class Generator:
             stop_at_line=mode is rules.Mode.LINE,
             ahead=wanted.ahead,
         )
+
+
+def _drawn(request: Complete, draw: int) -> Complete:
+    """The request for the text that is drawn with this number."""
+    if not draw:
+        return request
+    chance = {
+        "temperature": max(request.temperature, DRAW_TEMPERATURE),
+        "top_p": min(request.top_p, DRAW_TOP_P),
+        "seed": request.seed ^ draw,
+        "ahead": False,
+    }
+    return request.model_copy(update=chance)

@@ -390,7 +390,16 @@ async def inline_items(
     shown = await ask(server, situation, grown)
     if not server.is_current(document, seen):
         raise JsonRpcRequestCancelled("The document changed; ask again.")
-    return [item(shown)] if shown else []
+    if shown is None:
+        return []
+    items = [item(shown)]
+    if manual and chosen is None:
+        partial(items[0])  # the others take their time
+        others = await server.configured().alternatives(situation, shown)
+        if not server.is_current(document, seen):
+            raise JsonRpcRequestCancelled("The document changed; ask again.")
+        items += map(item, others)
+    return items
 
 
 async def stream_items(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from completion_ls.config.settings import Settings
 from completion_ls.lsp.ahead import Ahead
+from completion_ls.lsp.alternatives import Alternatives
 from completion_ls.lsp.generator import Generator
 from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
@@ -29,6 +30,7 @@ class Suggester:
         self._generator = Generator(engine, settings)
         self._known = self._generator.known
         self._ahead = Ahead(self._generator)
+        self._alternatives = Alternatives(self._generator)
         self._live: dict[str, Suggestion] = {}
         self._newest: dict[str, object] = {}
         self._accepted: set[str] = set()
@@ -44,6 +46,7 @@ class Suggester:
         self._generator.settings = settings
         self._generator.engine = engine or self.engine
         self._known.clear()
+        self._alternatives.clear()
         self.end_all()
 
     async def suggest(
@@ -78,6 +81,10 @@ class Suggester:
             elif now.before_line.strip() and not now.after_line.strip():
                 self._ahead.prepare(now.after_enter())  # the line is complete
         return shown
+
+    async def alternatives(self, now: Situation, shown: Shown) -> list[Shown]:
+        """Other texts for a place where `shown` is shown, perhaps none."""
+        return await self._alternatives.find(now, shown)
 
     def warm_up(self, now: Situation) -> None:
         """A document has come into view, and the next key probably comes at this place."""
@@ -120,6 +127,7 @@ class Suggester:
         """The document is gone."""
         self.forget(uri)
         self._ahead.end_warm_up(uri)
+        self._alternatives.drop(uri)
         self._known.drop(uri)
 
     def end_all(self) -> None:
@@ -133,7 +141,7 @@ class Suggester:
         live = self._live.get(now.uri)
         if live and live.usable and live.goes_on(now):
             return live
-        found = self._known.find(now)
+        found = self._alternatives.taken_up(now) or self._known.find(now)
         if found:
             self._ahead.follow([now])
             self._set_live(found)

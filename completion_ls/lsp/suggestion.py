@@ -26,6 +26,8 @@ class Suggestion:
     mode: rules.Mode
     max_lines: int
     lane: Lane
+    draw: int = 0
+    """Not 0 for an alternative: the number with which it is drawn."""
     raw: str = ""
     logprobs: list[float] = field(default_factory=list)
     """Of each token that the model gave, the natural-log probability under the model itself."""

@@ -450,6 +450,24 @@ async def test_settings_can_change_while_it_runs(shared: dict[str, str]) -> None
         assert await editor.inline("file:///area.py", 1, 4, trigger_kind=manual)
 
 
+async def test_by_hand_there_are_alternatives(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        await editor.initialize(initialization_options={"completion": {"ahead": False}})
+        uri = "file:///alternatives.py"
+        editor.open(uri, AREA)
+        (usual,) = await editor.inline(uri, 1, 4)
+        manual = t.InlineCompletionTriggerKind.Invoked
+        items = await editor.inline(uri, 1, 4, trigger_kind=manual)
+        texts = [str(item.insert_text) for item in items]
+        assert texts[0] == usual.insert_text
+        assert 2 <= len(texts) == len(set(texts)) <= 3
+        assert all(item.range == usual.range for item in items)
+        assert await editor.inline(uri, 1, 4, trigger_kind=manual) == items
+        future = editor.stream("s", uri, 1, 4, kind=1)
+        assert [item.insertText for item in (await future).items] == texts
+        assert [item.insertText for item in editor.partials[-1].items] == texts
+
+
 async def test_a_killed_daemon_is_one_message_and_the_next_key_works(
     isolated: dict[str, str],
 ) -> None:

@@ -85,15 +85,17 @@ class Window:
             context=t.InlineCompletionContext(**context),
         )
 
-    def stream(self, stream_id: str, uri: str, line: int, character: int, **more: Any) -> Any:
-        """completionLs/streamInlineCompletion; sent at once, returns a future."""
+    def stream(
+        self, stream_id: str, uri: str, line: int, character: int, kind: int = 2, **more: Any
+    ) -> Any:
+        """completionLs/streamInlineCompletion; sent at once, returns a future. `kind` 1: by hand."""
         future = self.client.protocol.send_request(
             messages.STREAM_INLINE_COMPLETION,
             {
                 "streamId": stream_id,
                 "textDocument": {"uri": uri},
                 "position": {"line": line, "character": character},
-                "context": {"triggerKind": 2},
+                "context": {"triggerKind": kind},
             },
             **more,
         )
