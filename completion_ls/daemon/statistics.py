@@ -48,6 +48,10 @@ class Statistics:
     cancelled: int = 0
     failed: int = 0
     without_pass: int = 0
+    decoded: int = 0
+    """Tokens behind the first ones of jobs that somebody waited for, ..."""
+    decode_s: float = 0.0
+    """... and the seconds that they took."""
     recent: deque[Served] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def figures(self) -> dict[str, float]:
@@ -71,6 +75,7 @@ class Statistics:
             "prompt_tokens_computed_background": self.background_computed,
             "first_token_ms_p50": percentile(first, 50),
             "first_token_ms_p95": percentile(first, 95),
+            "tokens_per_second": self.decoded / self.decode_s if self.decode_s else 0.0,
             "prompt_tokens_computed_p50": percentile(computed, 50),
             "prompt_tokens_computed_p95": percentile(computed, 95),
             "prompt_tokens_computed_mean": statistics.fmean(computed) if computed else 0.0,

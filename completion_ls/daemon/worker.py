@@ -311,6 +311,9 @@ class Worker(threading.Thread):
             else:
                 job.seconds += seconds / len(events)
                 job.passes += self._passes - passes
+                if job.first_token_ms:
+                    figures.decoded += len(event.tokens)
+                    figures.decode_s += seconds / len(events)
 
     def _advance(self, loaded: Loaded, event: Event) -> None:
         job = self._jobs[event.job_id]

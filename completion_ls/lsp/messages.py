@@ -5,11 +5,17 @@ LSP's inline completion has no partial results, so a client that wants text as i
 `streamId` of its choice. Until the response, which is that of the standard request, it receives
 `completionLs/partialInlineCompletion` notifications. Attribute names are those on the wire.
 
+A client whose `experimental` capabilities have `completionLs: {engineState: true}` receives
+`completionLs/didChangeEngineState` whenever the engine begins to load, gets on with it, is ready or
+fails; any client may ask for the state and the figures with `completionLs/engineReport`.
+
 A client may also say which document the user has come to look at, `completionLs/didShowDocument`:
 its prompt is computed before the first key.
 """
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import attrs
 from lsprotocol import types
@@ -17,6 +23,8 @@ from lsprotocol import types
 STREAM_INLINE_COMPLETION = "completionLs/streamInlineCompletion"
 PARTIAL_INLINE_COMPLETION = "completionLs/partialInlineCompletion"
 DID_SHOW_DOCUMENT = "completionLs/didShowDocument"
+DID_CHANGE_ENGINE_STATE = "completionLs/didChangeEngineState"
+ENGINE_REPORT = "completionLs/engineReport"
 
 
 @attrs.define
@@ -66,4 +74,37 @@ class DidShowDocumentNotification:
 
     params: DidShowDocumentParams
     method: str = DID_SHOW_DOCUMENT
+    jsonrpc: str = "2.0"
+
+
+@attrs.define
+class EngineStateParams:
+    """`text` is what is being done, the model's name, or why there is no engine."""
+
+    state: Literal["loading", "ready", "failed"]
+    text: str
+    percentage: int
+
+
+@attrs.define
+class EngineReport:
+    """The answer to `completionLs/engineReport`: `figures` are those of `completion-ls status --json`,
+    none where the engine is not ready."""
+
+    state: EngineStateParams
+    figures: dict[str, Any]
+
+
+@attrs.define
+class EngineReportParams:
+    """There are none."""
+
+
+@attrs.define
+class EngineReportRequest:
+    """`completionLs/engineReport`."""
+
+    id: int | str
+    params: EngineReportParams | None = None
+    method: str = ENGINE_REPORT
     jsonrpc: str = "2.0"

@@ -24,6 +24,7 @@ from completion_ls.lsp.notices import Notices
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
 from completion_ls.lsp.situation import MOST_CLOSERS, Shown, Situation
+from completion_ls.lsp.state import EngineState
 from completion_ls.lsp.suggester import Suggester
 from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
 from completion_ls.wire.endpoint import DaemonConfig
@@ -58,6 +59,7 @@ class CompletionServer(LanguageServer):
             protocol_cls=Protocol,
         )
         self.loading = LoadingProgress(self)
+        self.state = EngineState(self)
         self.settings = Settings()
         self.suggester: Suggester | None = None
         self.editor_settings: dict[str, object] = {}
@@ -227,20 +229,24 @@ class CompletionServer(LanguageServer):
     def _new_engine(self, config: DaemonConfig) -> EngineClient:
         troubles: set[str] = set()
 
-        def ready(_: Ready) -> None:
+        def loading(text: str, fraction: float) -> None:
+            self.loading.report(text, fraction)
+            self.state.loading(text, fraction)
+
+        def ready(engine: Ready) -> None:
             self.loading.end("ready")
+            self.state.ready(engine.model)
             while troubles:
                 self.notices.forget(troubles.pop())
             self.warm_up()
 
         def failed(text: str) -> None:
             self.loading.end("failed")
+            self.state.failed(text)
             troubles.add(text)
             self.notices.show(text, types.MessageType.Error)
 
-        return EngineClient(
-            config, Watcher(loading=self.loading.report, ready=ready, failed=failed)
-        )
+        return EngineClient(config, Watcher(loading=loading, ready=ready, failed=failed))
 
     def _forget(self, kind: str, uri: str, task: asyncio.Task[object]) -> None:
         if self._running.get((kind, uri)) is task:
@@ -304,6 +310,10 @@ def create_server() -> CompletionServer:
     @server.feature(messages.STREAM_INLINE_COMPLETION)
     async def stream(params: messages.StreamInlineCompletionParams) -> object:
         return await stream_items(server, params)
+
+    @server.feature(messages.ENGINE_REPORT)
+    async def engine_report(_: messages.EngineReportParams | None) -> messages.EngineReport:
+        return await server.state.report()
 
     @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())
     async def completion(params: types.CompletionParams) -> types.CompletionList | None:

@@ -486,6 +486,38 @@ async def test_a_killed_daemon_is_one_message_and_the_next_key_works(
         assert len(editor.shown) == 1
 
 
+async def test_a_status_bar_hears_of_the_engine(isolated: dict[str, str]) -> None:
+    async with window(isolated) as editor:
+        wanted = {"completionLs": {"engineState": True}}
+        await editor.initialize(experimental=wanted)
+        await until(lambda: editor.states and editor.states[-1].state == "ready")
+        *loading, ready = editor.states
+        assert ready.text == "smollm2-135m-instruct"
+        assert {one.state for one in loading} == {"loading"}
+        assert all(0 <= one.percentage <= 100 and one.text for one in loading)
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4)
+        report = await editor.client.protocol.send_request_async(messages.ENGINE_REPORT, {})
+        assert (report.state.state, report.state.text) == ("ready", "smollm2-135m-instruct")
+        assert report.figures.jobs_awaited == 1
+        assert report.figures.tokens_per_second > 0
+        os.kill(report.figures.pid, signal.SIGKILL)
+        await until(lambda: [one.state for one in editor.states[-1:]] == ["failed"])
+        report = await editor.client.protocol.send_request_async(messages.ENGINE_REPORT, {})
+        assert report.state.state != "ready"
+        await until(lambda: editor.states[-1].state == "ready")  # it is brought back
+
+
+async def test_who_did_not_ask_hears_nothing_of_it(shared: dict[str, str]) -> None:
+    async with window(shared) as editor:
+        await editor.initialize()
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4)
+        assert editor.states == []
+        report = await editor.client.protocol.send_request_async(messages.ENGINE_REPORT, None)
+        assert report.state.state == "ready"
+
+
 async def test_a_request_is_about_the_document_as_it_was_when_it_was_sent(editor: Window) -> None:
     uri = "file:///stale.py"
     editor.open(uri, AREA + "\n")

@@ -24,10 +24,15 @@ class Window:
         self.client = client
         self.environment = environment
         self.partials: list[Any] = []
+        self.states: list[Any] = []
 
         @client.feature(messages.PARTIAL_INLINE_COMPLETION)
         def _(params: Any) -> None:
             self.partials.append(params)
+
+        @client.feature(messages.DID_CHANGE_ENGINE_STATE)
+        def _(params: Any) -> None:
+            self.states.append(params)
 
     @property
     def shown(self) -> list[str]:
@@ -37,9 +42,11 @@ class Window:
     async def initialize(self, **options: Any) -> t.InitializeResult:
         """Initialize as VS Code does, with inline completion."""
         encodings = options.pop("encodings", None)
+        experimental = options.pop("experimental", None)
         capabilities = client_capabilities("visual-studio-code")
         assert capabilities.text_document
         capabilities.text_document.inline_completion = t.InlineCompletionClientCapabilities()
+        capabilities.experimental = experimental
         if encodings:
             assert capabilities.general
             capabilities.general.position_encodings = encodings

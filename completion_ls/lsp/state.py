@@ -1,0 +1,60 @@
+"""What an editor's status bar shows: whether the engine is there, and its figures."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from completion_ls.lsp import messages
+from completion_ls.wire.client import EngineFailed
+
+if TYPE_CHECKING:
+    from completion_ls.lsp.server import CompletionServer
+
+log = logging.getLogger(__name__)
+
+OPT_IN = "completionLs"
+"""In a client's `experimental` capabilities: it wants to hear of each change of the state."""
+
+
+class EngineState:
+    """The engine as this window sees it. Clients that asked for it are told of changes."""
+
+    def __init__(self, server: CompletionServer) -> None:
+        self._server = server
+        self._now = messages.EngineStateParams("loading", "Starting", 0)
+
+    def loading(self, text: str, fraction: float) -> None:
+        """The model is fetched or loaded."""
+        self._change(messages.EngineStateParams("loading", text, int(100 * fraction)))
+
+    def ready(self, model: str) -> None:
+        """It answers."""
+        self._change(messages.EngineStateParams("ready", model, 100))
+
+    def failed(self, text: str) -> None:
+        """There is none; the text is a sentence."""
+        self._change(messages.EngineStateParams("failed", text, 0))
+
+    async def report(self) -> messages.EngineReport:
+        """The state and, where the engine is ready, the figures that `completion-ls status` prints."""
+        figures: dict[str, Any] = {}
+        suggester = self._server.suggester
+        if self._now.state == "ready" and suggester and suggester.engine.ready:
+            try:
+                figures = (await suggester.engine.status()).figures
+            except EngineFailed:
+                log.info("the daemon has left meanwhile")
+        return messages.EngineReport(self._now, figures)
+
+    def _change(self, now: messages.EngineStateParams) -> None:
+        if now == self._now:
+            return
+        self._now = now
+        if self._wanted():
+            self._server.protocol.notify(messages.DID_CHANGE_ENGINE_STATE, now)
+
+    def _wanted(self) -> bool:
+        experimental = self._server.client_capabilities.experimental
+        own = experimental.get(OPT_IN) if isinstance(experimental, dict) else None
+        return isinstance(own, dict) and own.get("engineState") is True
