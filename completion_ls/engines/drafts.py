@@ -22,7 +22,7 @@ TRUSTED = 2
 """A draft that was looked up goes before the draft model's from this match on."""
 MODEL = "model"
 FAILURES = 3
-"""So often in a row a draft model may fail, for want of memory, say, before it is given up."""
+"""In so many answers in a row a draft model may fail, for want of memory, say, before it is given up."""
 
 
 class Guesser(Protocol):
@@ -69,31 +69,33 @@ class Drafts:
         most = min(most, self._most)
         if most < 1:
             return None
+        model = None if drafts.without_model else self._model
         found = drafts.lookup.propose(most) if drafts.lookup else None
-        if found and (found.match >= TRUSTED or self._model is None):
+        if found and (found.match >= TRUSTED or model is None):
             trust = Trust(found.source, found.match)
             if count := self._length.choose(trust, len(found.tokens)):
                 return trust, found.tokens[:count]
-        if self._model:
+        if model:
             trust = Trust(MODEL, LONG)
-            count = self._length.choose(trust, most, self._model.cost)
+            count = self._length.choose(trust, most, model.cost)
             if count:
                 try:
-                    tokens = self._model.propose(drafts.text, count, drafts.job.sampling)
+                    tokens = model.propose(drafts.text, count, drafts.job.sampling)
                 except Exception as error:  # a guess must never cost an answer
-                    self._failures += 1
-                    left_out = self._failures == FAILURES
-                    _log.warning(
-                        "the draft model failed%s: %s",
-                        " again and is left out" if left_out else "",
-                        type(error).__name__,
-                    )
-                    if left_out:
-                        self._model = None
+                    self._failed(error)
+                    drafts.without_model = True
                     return None
                 self._failures = 0
                 return (trust, tokens) if tokens else None
         return None
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        left_out = self._failures == FAILURES
+        what = "again and is left out" if left_out else "and is left out of this answer"
+        _log.warning("the draft model failed %s: %s", what, type(error).__name__)
+        if left_out:
+            self._model = None
 
     def settle(self, trust: Trust, checked: int, accepted: int) -> None:
         """Learn what became of a draft."""
@@ -111,6 +113,8 @@ class JobDrafts:
     text: list[int]
     """For a draft model: what the output is put behind, and the output so far."""
     lookup: Lookup | None
+    without_model: bool = False
+    """The draft model has failed here."""
     _trust: Trust | None = None
     _tokens: tuple[int, ...] = ()
     """The present draft, ..."""

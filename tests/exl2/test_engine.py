@@ -140,6 +140,47 @@ def test_drafts_change_no_text_and_save_passes(
     assert 0 < figures.draft_tokens_accepted <= figures.draft_tokens_checked
 
 
+def test_the_draft_model_reads_nothing_twice(
+    load: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most its own last guess and the token that the target put behind it: the widths that are
+    warm."""
+    engine = load("model")
+    widths: set[int] = set()
+    guess = engine._generator.look_with_draft
+
+    def recorded(work: Any, tokens: Sequence[int], start: int) -> Any:
+        widths.add(len(tokens))
+        return guess(work, tokens, start)
+
+    monkeypatch.setattr(engine._generator, "look_with_draft", recorded)
+    for length in (50, 250, 500):
+        run(engine, job(text[:length], 60))
+    assert engine.stats().draft_tokens_accepted > 50
+    assert widths == {1, 2}
+
+
+@pytest.mark.parametrize("length", [245, 250, 254])
+def test_what_was_offered_is_found_by_nobody(load: Callable, text: list[int], length: int) -> None:
+    """A draft, and what fills a pass up, may reach into a page that has nothing of the text yet."""
+    engine = load("model")
+    generator = engine._generator
+    held = job(text[:length], 30, lane=Lane.BACKGROUND)
+    engine.add(held)
+    events: list[Event] = []
+    while not any(event.finish for event in events):
+        events += engine.step()
+        for work in generator.active_jobs:
+            assert sum(page.kv_position for page in work.own_pages) == work.position
+        # What a pass is filled up with might be the beginning of another text.
+        other = job([0] * 40, 1)
+        engine.add(other)
+        assert Answer(other, engine.step()).reused == 0
+        for page in list(generator.unreferenced_pages.values()):
+            page.clear()
+    assert Answer(held, events).tokens == run(load(), job(text[:length], 30)).tokens
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_no_history_changes_an_answer(load: Callable, text: list[int], data: st.DataObject) -> None:

@@ -97,7 +97,7 @@ def played(exllamav2: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.setattr(torch.cuda, "Stream", PlayedStream)
     monkeypatch.setattr(torch.cuda, "Event", PlayedEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: main)
-    monkeypatch.setattr(prefill_stream, "_never_wait_for_copies", lambda: None)
+    monkeypatch.setattr(prefill_stream, "wait_for_copies", lambda _: None)
     monkeypatch.setitem(device.global_streams, 0, main)
     forward = exllamav2.ExLlamaV2.forward_chunk
 
@@ -160,7 +160,7 @@ def test_the_first_token_does_not_wait_for_it(
     engine.add(Job(next(_ids), tuple(text[:200]), 20))
     events = engine.step()
     assert events[0].tokens and len(own.waiting) == 1
-    # It began behind all that had been done to its cache before.
+    # It begins behind all that had been done to its cache before.
     assert len(own.waited_for) == 1
     engine.step()
     assert not own.waiting
@@ -179,25 +179,37 @@ def test_pages_are_not_let_go_of_while_they_are_written_to(
     assert not stream._stream.waiting
 
 
-def test_what_fails_beside_is_not_taken_for_read(
-    load: Callable, played: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_draft_model_that_fails_at_a_prompt_costs_no_answer(
+    load: Callable,
+    played: Callable,
+    text: list[int],
+    exllamav2: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    streamed: bool,
 ) -> None:
-    engine = load()
+    """And what it has not read is not taken for read."""
+    plain, engine = load(), load()
     generator = engine._generator
-    stream = generator.prefill_stream = played()
-    wanted = run(engine, text[:300])
+    generator.prefill_stream = played() if streamed else None
+    forward = exllamav2.ExLlamaV2.forward_chunk
+    failed: list[int] = []
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("no")
+    def failing(model: Any, **asked: Any) -> Any:
+        if model is generator.draft_model and asked.get("preprocess_only"):
+            failed.append(asked["input_ids"].shape[-1])
+            raise torch.cuda.OutOfMemoryError
+        return forward(model, **asked)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stream, "_run", fail)
-        job = generator.begin(text[400:700], 100)
-        with pytest.raises(RuntimeError, match="no"):
-            generator.read(job, 256)
-        assert job.position > 0 and job.guessed_to == 0
-        generator.end(job)
-    assert run(engine, text[:300]) == wanted
+    for prompt in (text[:600], text[300:700]):
+        wanted = run(plain, prompt)
+        with monkeypatch.context() as patch:
+            patch.setattr(exllamav2.ExLlamaV2, "forward_chunk", failing)
+            assert run(engine, prompt) == wanted
+        # It has read the text since, in order to guess.
+        assert run(engine, prompt) == run(plain, prompt) == wanted
+    assert len(failed) == 2
+    assert engine.passes == plain.passes
 
 
 @pytest.mark.parametrize(("seconds", "is_on"), [([2.0, 1.0], True), ([1.0, 1.0], False)])
@@ -217,7 +229,7 @@ def test_it_is_on_where_it_wins(
 
 def test_both_ways_are_measured_and_leave_nothing(load: Callable, played: Callable) -> None:
     generator = load()._generator
-    assert min(loading.first_token_seconds(generator, (None, played()))) > 0
+    assert len(loading.first_token_seconds(generator, (None, played()))) == 2
     assert generator.prefill_stream is None and generator.pages_used == 0
 
 
@@ -228,12 +240,12 @@ def test_without_a_gpu_it_stays_off(load: Callable, caplog: pytest.LogCaptureFix
     assert "no streams without a GPU" in caplog.text
 
 
-def test_copies_from_pageable_memory_are_not_waited_for(
+def test_copies_from_pageable_memory_need_not_be_waited_for(
     exllamav2: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from exllamav2 import compat, device
 
-    from completion_ls.engines.exl2.prefill_stream import _never_wait_for_copies
+    from completion_ls.engines.exl2.prefill_stream import wait_for_copies
 
     waited: list[object] = []
 
@@ -246,15 +258,18 @@ def test_copies_from_pageable_memory_are_not_waited_for(
         for name, module in list(sys.modules.items())
         if name.split(".")[0] == "exllamav2" and "safe_move_tensor" in vars(module)
     ]
+    assert len(holders) > 5
     for module in holders:
         monkeypatch.setattr(module, "safe_move_tensor", waits)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    _never_wait_for_copies()
-    _never_wait_for_copies()
-    assert len({module.safe_move_tensor for module in holders}) == 1 and len(holders) > 5
+    wait_for_copies(False)
+    wait_for_copies(False)
+    assert len({module.safe_move_tensor for module in holders} - {waits}) == 1
     tensor, pair = torch.ones(2), (torch.ones(1), torch.ones(1))
     monkeypatch.setattr(device, "get_device_stream", lambda _: object())
     assert compat.safe_move_tensor(tensor, "cpu") is tensor and waited == []
     monkeypatch.setattr(device, "get_device_stream", lambda _: None)
     assert compat.safe_move_tensor(tensor, "cpu") is tensor and waited == [tensor]
     assert compat.safe_move_tensor(pair, "cpu") is pair and waited == [tensor, pair]
+    wait_for_copies(True)
+    assert {module.safe_move_tensor for module in holders} == {waits}

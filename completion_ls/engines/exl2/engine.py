@@ -133,6 +133,7 @@ class Exl2Engine:
                 if running.retried:
                     raise
                 event = self._advance(running, self._begin_again(running))
+            running.work.rewind()
         except Exception as error:
             self.cancel(running.job.id)
             raise JobFailed(running.job.id, error) from error

@@ -6,10 +6,11 @@ before it; the last, partial page by its best match), reads prompts in chunks an
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -142,16 +143,17 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         self._join()
         self.max_chunk_size = chunk
         before = job.position - job.reused
+        guessed_all = job.guessed_to == job.position
         pages = self.all_pages
         if job.is_fresh:
             self.all_pages = job.own_pages
-        beside = self.prefill_stream
         try:
-            with beside.takes(self.draft_model) if beside else nullcontext():
+            with self._target_first() as asked:
                 job.prefill([])
         finally:
             self.all_pages = pages
-        job.guessed_to = job.position
+        if guessed_all and self._read_with_draft(asked):
+            job.guessed_to = job.position
         return job.position - job.reused - before
 
     def look(self, job: PagedJob, offered: Sequence[int]) -> Tensor:
@@ -162,7 +164,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         filling = [0] * (filled(wanted) - wanted)
         start = torch.tensor([sequence.kv_position], dtype=torch.int32)
         blocks = job.get_block_index(sequence, job.position + wanted + len(filling))
-        job.rewind()
+        job.rewind_pages()
         draft = torch.tensor([[*offered, *filling]], dtype=torch.long)
         (ids,) = job.get_input_ids_list(draft, 0, add_to_cache=True)
         params = self.get_paged_params(1, blocks.unsqueeze(0), start, ids.shape[-1])
@@ -174,21 +176,58 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Put `tokens` through the draft model, whose keys and values are there up to `start`: the
         logits behind the last one, [1, vocabulary] (float32, where the draft model is)."""
         self._join()
-        blocks = job.get_block_index(job.sequences[0], start + len(tokens))
-        where = torch.tensor([start], dtype=torch.int32)
-        params = self.get_paged_params(1, blocks.unsqueeze(0), where, len(tokens))
-        found = self.draft_model.forward_chunk(
-            input_ids=torch.tensor([tokens]),
-            attn_params=params,
-            cache=self.draft_cache,
-            last_id_only=True,
-        )
-        logits: Tensor = found["logits"]
+        logits: Tensor
+        for begin in range(0, len(tokens), self.max_chunk_size):
+            piece, place = tokens[begin : begin + self.max_chunk_size], start + begin
+            blocks = job.get_block_index(job.sequences[0], place + len(piece))
+            where = torch.tensor([place], dtype=torch.int32)
+            params = self.get_paged_params(1, blocks.unsqueeze(0), where, len(piece))
+            found = self.draft_model.forward_chunk(
+                input_ids=torch.tensor([piece]),
+                attn_params=params,
+                cache=self.draft_cache,
+                last_id_only=True,
+            )
+            logits = found["logits"]
         return logits[0, -1:].float()
 
     def iterate(self) -> list[dict[str, Any]]:
         """Not used: `begin`, `read` and `look` take its place."""
         raise NotImplementedError
+
+    @contextmanager
+    def _target_first(self) -> Iterator[list[dict[str, Any]]]:
+        """What the draft model is asked for in here is noted and not done."""
+        asked: list[dict[str, Any]] = []
+
+        def note(**arguments: Any) -> None:
+            # On each stream its own copies: a tensor made on one is not ready for the other.
+            arguments["attn_params"] = copy.copy(arguments["attn_params"])
+            if self.prefill_stream:
+                self.prefill_stream.mark()
+            asked.append(arguments)
+
+        if self.draft_model is None:
+            yield asked
+            return
+        forward = self.draft_model.forward_chunk
+        self.draft_model.forward_chunk = note
+        try:
+            yield asked
+        finally:
+            self.draft_model.forward_chunk = forward
+
+    def _read_with_draft(self, asked: Sequence[dict[str, Any]]) -> bool:
+        """Do what was noted; False where that failed. A guess must never cost an answer."""
+        stream = self.prefill_stream
+        try:
+            for arguments in asked:
+                with stream.current() if stream else nullcontext():
+                    self.draft_model.forward_chunk(**arguments)
+        except Exception as error:
+            _log.warning("the draft model failed: %s", type(error).__name__)
+            return False
+        return True
 
     def _join(self) -> None:
         """What is still read is of jobs that run: to be called before the draft model or a copy
@@ -330,13 +369,19 @@ class PagedJob(ExLlamaV2DynamicJob):  # type: ignore[misc]
         self.receive_sample(None, torch.tensor([[token]]), None, None, None, False, [], True)
 
     def rewind(self) -> None:
-        """Forget what was offered and not accepted."""
+        """Forget what was offered and not accepted. To be called before another job is worked on: it
+        would take what was offered for the text that it is not."""
+        self.rewind_pages()
+        self.guessed_to = min(self.guessed_to, self.position)
+
+    def rewind_pages(self) -> None:
+        """The same, but what the draft model has read stays: the target has yet to say what of it is
+        right."""
         size = self.generator.page_size
         # Nothing is offered inside the prompt, but pages further on in it may have been found.
         first = max(self.position // size, len(self.sequences[0].page_hashes))
         for number, page in enumerate(self.own_pages[first:], first):
             page.kv_position = min(page.kv_position, max(0, self.position - number * size))
-        self.guessed_to = min(self.guessed_to, self.position)
 
     def lose(self, start: int) -> None:
         """Forget the keys and values that it has behind `start`, where no other job needs them."""

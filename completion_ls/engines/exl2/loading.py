@@ -194,7 +194,8 @@ def warm_up(generator: PagedGenerator, progress: Progress = silent) -> tuple[Pas
     assert job is not None  # nobody else has a page yet
     while job.position < len(text) - 1:
         generator.read(job, generator.max_chunk_size)
-    widths = [*WIDTHS, *([0] if generator.draft_model else [])]  # 0: the draft model's pass
+    # Below zero: passes of the draft model, which reads its last token and perhaps the one behind it.
+    widths = [*WIDTHS, *([-2, -1] if generator.draft_model else [])]
     seconds: list[float] = []
     for number, width in enumerate(widths):
         times = []
@@ -208,7 +209,7 @@ def warm_up(generator: PagedGenerator, progress: Progress = silent) -> tuple[Pas
         seconds.append(min(times[-rounds:]))
     generator.end(job)
     generator.reset_page_table()
-    draft_cost = seconds[len(WIDTHS)] / seconds[0] if generator.draft_model else 0.0
+    draft_cost = seconds[-1] / seconds[0] if generator.draft_model else 0.0
     return step_cost(seconds[: len(WIDTHS)]), draft_cost
 
 
@@ -224,7 +225,7 @@ def try_prefill_stream(generator: PagedGenerator) -> None:
 
     stream = PrefillStream(generator.model.modules[-1].device_idx)
     before, beside = first_token_seconds(generator, (None, stream))
-    generator.prefill_stream = stream if beside < before else None
+    use_prefill_stream(generator, stream if beside < before else None)
     _log.info(
         "engine.prefill_stream is %s: the first token of %d takes %.1f ms with it, %.1f without",
         "on" if generator.prefill_stream else "off, as it does not win",
@@ -234,11 +235,19 @@ def try_prefill_stream(generator: PagedGenerator) -> None:
     )
 
 
+def use_prefill_stream(generator: PagedGenerator, stream: PrefillStream | None) -> None:
+    """Turn it on, with all that belongs to it, or off."""
+    from completion_ls.engines.exl2.prefill_stream import wait_for_copies
+
+    generator.prefill_stream = stream
+    wait_for_copies(stream is None)
+
+
 def first_token_seconds(
     generator: PagedGenerator, streams: Sequence[PrefillStream | None]
 ) -> list[float]:
     """How long the first token of a new prompt of one chunk takes with each of `streams`: the medians
-    of a few, in turns. What follows is not waited for."""
+    of a few, in turns. What follows is not waited for. Leaves the generator without any."""
     import torch
 
     length = min(generator.max_chunk_size + 1, generator.max_total_tokens - 2 * PAGE)
@@ -246,7 +255,7 @@ def first_token_seconds(
     times: list[list[float]] = [[] for _ in streams]
     for _ in range(ROUNDS):
         for stream, taken in zip(streams, times, strict=True):
-            generator.prefill_stream = stream
+            use_prefill_stream(generator, stream)
             job = generator.begin(text, PAGE, fresh=True)
             assert job is not None  # nobody has a page yet
             torch.cuda.synchronize()
@@ -257,18 +266,17 @@ def first_token_seconds(
             taken.append(time.perf_counter() - began)
             torch.cuda.synchronize()
             generator.end(job)
-    generator.prefill_stream = None
+    use_prefill_stream(generator, None)
     generator.reset_page_table()
     return [median(taken) for taken in times]
 
 
 def _one_pass(generator: PagedGenerator, job: PagedJob, width: int) -> None:
     """Either kind, until its logits are on the CPU."""
-    if width:
+    if width > 0:
         generator.look(job, [1] * (width - 1)).cpu()
     else:
-        last = job.text(job.position, job.position + 1)
-        generator.look_with_draft(job, last, job.position).cpu()
+        generator.look_with_draft(job, [1] * -width, job.position).cpu()
 
 
 def _generator(

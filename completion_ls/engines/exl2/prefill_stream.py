@@ -11,9 +11,8 @@ Read in the source of exllamav2, and not yet seen on a card.
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,28 +30,23 @@ class PrefillStream:
         # Of ordinary priority: the library's own stream, where the target runs, has the highest.
         self._stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
         self._done: torch.cuda.Event | None = None
-        _never_wait_for_copies()
+
+    def mark(self) -> None:
+        """What is asked of this stream from here on is to begin behind all that the library's has been
+        given by now."""
+        self._stream.wait_event(self._event(torch.cuda.current_stream(self._index)))
 
     @contextmanager
-    def takes(self, draft_model: Any) -> Iterator[None]:
-        """What is asked of the draft model in here begins when the block is left, and runs beside what
-        the block has given to the target."""
-        asked: list[tuple[dict[str, Any], torch.cuda.Event]] = []
-
-        def note(**arguments: Any) -> None:
-            # On each stream its own copies: a tensor made on one is not ready for the other.
-            arguments["attn_params"] = copy.copy(arguments["attn_params"])
-            before = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            before.record(torch.cuda.current_stream(self._index))
-            asked.append((arguments, before))
-
-        draft_model.forward_chunk = note
+    def current(self) -> Iterator[None]:
+        """In here the library works on this stream."""
+        own = device.global_streams[self._index]
+        device.global_streams[self._index] = self._stream
         try:
             yield
         finally:
-            del draft_model.forward_chunk
-        for arguments, before in asked:
-            self._run(draft_model, arguments, before)
+            device.global_streams[self._index] = own
+            device.set_device_streams()
+            self._done = self._event(self._stream)
 
     def join(self) -> None:
         """Let what is done from here on wait, on the GPU, for what the draft model still reads."""
@@ -60,27 +54,25 @@ class PrefillStream:
             torch.cuda.current_stream(self._index).wait_event(self._done)
             self._done = None
 
-    def _run(self, model: Any, arguments: dict[str, Any], before: torch.cuda.Event) -> None:
-        """`before` was recorded behind the last thing that was done to the draft model's cache."""
-        self._stream.wait_event(before)
-        library = device.global_streams[self._index]
-        device.global_streams[self._index] = self._stream
-        try:
-            model.forward_chunk(**arguments)
-        finally:
-            device.global_streams[self._index] = library
-            device.set_device_streams()
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record(self._stream)
+    def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Recorded behind what the stream has been given."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
 
 
-def _never_wait_for_copies() -> None:
-    """Take out of the library that each copy to the GPU waits for all that the GPU is doing, several
-    times in a pass: nothing would ever run beside anything."""
-    waits = compat.safe_move_tensor
-    if getattr(waits, "never_waits", False):
-        return
+def wait_for_copies(yes: bool) -> None:
+    """Whether each copy to the GPU waits for all that the GPU is doing, as the library has it do several
+    times in a pass: then nothing ever runs beside anything."""
+    now = compat.safe_move_tensor
+    waits = getattr(now, "waits", now)
+    new = waits if yes else _moving(waits)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "exllamav2" and vars(module).get("safe_move_tensor") is now:
+            vars(module)["safe_move_tensor"] = new
 
+
+def _moving(waits: Callable[..., Any]) -> Callable[..., Any]:
     def move(tensor: Any, to: Any, non_blocking: bool = False) -> Any:
         if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and not tensor.is_pinned():
             stream = device.get_device_stream(torch.device(to).index)
@@ -90,7 +82,5 @@ def _never_wait_for_copies() -> None:
                     return tensor.to(torch.device(to), non_blocking=True)
         return waits(tensor, to, non_blocking)
 
-    move.never_waits = True  # type: ignore[attr-defined]
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "exllamav2" and vars(module).get("safe_move_tensor") is waits:
-            vars(module)["safe_move_tensor"] = move
+    move.waits = waits  # type: ignore[attr-defined]
+    return move
