@@ -2,8 +2,9 @@
 
 A few lines of code that say much about the line above them are given to the model around that line: in
 its FIM format, and in the two ways in which a model without FIM would be asked, with the text from below
-first and without it. A model that was trained for it finds the line least surprising in its own format.
-It is not enough that the text below helps: names that stand in it help every model.
+first and without it. A model that was trained for it should find the line least surprising in its own
+format. It is not enough that the text below helps: names that stand in it help every model. (Tried with a
+model that was not trained for it, whose own format did worse; not yet with one that was.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many tokens go through the target in one pass: few numbers, so that each can be warmed up.
 
-The kernels take tokens four at a time, so a pass of 6 costs what one of 8 does. And a width is slow
-until it has gone through a couple of hundred times, which nobody should have to sit through. So
-passes are filled up to a width that is warm.
+The library's source says that its matrix kernels take tokens four at a time, so a pass of 6 should cost
+what one of 8 does, and that a width is slow until it has gone through a couple of hundred times, which
+nobody should have to sit through. So passes are filled up to a width that is warm.
 """
 
 from __future__ import annotations
