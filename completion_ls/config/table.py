@@ -20,11 +20,11 @@ def table() -> str:
     rows = ["| setting | value | default | |", "|---|---|---|---|"]
     for section, field in settings.Settings.model_fields.items():
         model: Any = field.annotation
-        meanings = _meanings(model)
+        texts = meanings(model)
         for key, setting in model.model_fields.items():
             default = "" if setting.default is PydanticUndefined else _toml(setting.default)
             kind = _kind(setting.annotation)
-            rows.append(f"| `{section}.{key}` | {kind} | `{default}` | {meanings[key]} |")
+            rows.append(f"| `{section}.{key}` | {kind} | `{default}` | {texts[key]} |")
     return "\n".join(rows) + "\n"
 
 
@@ -35,7 +35,7 @@ def with_table(text: str) -> str:
     return before + BEGIN + table() + END + after
 
 
-def _meanings(model: type) -> dict[str, str]:
+def meanings(model: type) -> dict[str, str]:
     """The docstrings that stand under the fields of a class."""
     tree = ast.parse(inspect.getsource(model)).body[0]
     assert isinstance(tree, ast.ClassDef)

@@ -1,0 +1,113 @@
+/** Where the `completion-ls` program is, and how it is got. */
+
+import { execFile } from "node:child_process";
+import * as fs from "node:fs/promises";
+import * as os from "node:os";
+import * as path from "node:path";
+import { promisify } from "node:util";
+import * as vscode from "vscode";
+
+const run = promisify(execFile);
+const WINDOWS = process.platform === "win32";
+const NAME = WINDOWS ? "completion-ls.exe" : "completion-ls";
+const BIN = WINDOWS ? "Scripts" : "bin";
+/** Oldest Python that completion-ls runs on. */
+const PYTHON = [3, 11] as const;
+
+/** The program, by the first that is there of: the setting, the Python environment that is active, the
+ * PATH, the private environment. */
+export async function findProgram(
+  setting: string,
+  storage: vscode.Uri,
+): Promise<string | undefined> {
+  if (setting) {
+    return setting.startsWith("~") ? path.join(os.homedir(), setting.slice(1)) : setting;
+  }
+  const places = [
+    await activeEnvironment(),
+    ...(process.env["PATH"] ?? "").split(path.delimiter),
+    path.join(privateEnvironment(storage), BIN),
+  ];
+  for (const place of places) {
+    if (place && (await isProgram(path.join(place, NAME)))) {
+      return path.join(place, NAME);
+    }
+  }
+  return undefined;
+}
+
+/** Install completion-ls into an environment of this extension's own. Throws an Error whose message is a
+ * sentence. */
+export async function install(
+  packageName: string,
+  storage: vscode.Uri,
+  output: vscode.OutputChannel,
+): Promise<void> {
+  const folder = privateEnvironment(storage);
+  const python = await findPython();
+  if (!python) {
+    throw new Error(
+      `No Python ${PYTHON.join(".")} or newer was found. Install one, or completion-ls itself, and name ` +
+        "it in completion-ls.program.",
+    );
+  }
+  await fs.mkdir(path.dirname(folder), { recursive: true });
+  const steps: [string, string[]][] = [
+    [python, ["-m", "venv", folder]],
+    [path.join(folder, BIN, "python"), ["-m", "pip", "install", "--upgrade", packageName]],
+  ];
+  for (const [program, args] of steps) {
+    output.appendLine(`> ${program} ${args.join(" ")}`);
+    try {
+      const { stdout, stderr } = await run(program, args, { maxBuffer: 1 << 26 });
+      output.append(stdout + stderr);
+    } catch (error) {
+      output.append(String(error));
+      throw new Error(
+        `completion-ls could not be installed into ${folder}; what pip said is in the output.`,
+      );
+    }
+  }
+}
+
+function privateEnvironment(storage: vscode.Uri): string {
+  return path.join(storage.fsPath, "environment");
+}
+
+/** The folder of programs of the environment that the Python extension has chosen. */
+async function activeEnvironment(): Promise<string | undefined> {
+  const python = vscode.extensions.getExtension("ms-python.python");
+  if (!python) {
+    return undefined;
+  }
+  try {
+    const { environments } = await python.activate();
+    const active = await environments.resolveEnvironment(environments.getActiveEnvironmentPath());
+    const file: string | undefined = active?.executable?.uri?.fsPath;
+    return file && path.dirname(file);
+  } catch {
+    return undefined; // another version of it, or none chosen
+  }
+}
+
+async function findPython(): Promise<string | undefined> {
+  const check = `import sys, venv; sys.exit(sys.version_info < (${PYTHON.join(", ")}))`;
+  for (const name of WINDOWS ? ["py", "python"] : ["python3", "python"]) {
+    try {
+      await run(name, ["-c", check]);
+      return name;
+    } catch {
+      continue;
+    }
+  }
+  return undefined;
+}
+
+async function isProgram(file: string): Promise<boolean> {
+  try {
+    await fs.access(file, fs.constants.X_OK);
+    return (await fs.stat(file)).isFile();
+  } catch {
+    return false;
+  }
+}

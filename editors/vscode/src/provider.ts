@@ -1,0 +1,227 @@
+/** Ghost text that grows while it is streamed.
+ *
+ * VS Code asks a provider once and takes no updates. A provider that is registered anew counts as
+ * another one, so a trigger behind that has VS Code ask again and the text only ever grows; the
+ * argument that this needs exists from 1.106 on. Before, hiding and triggering does it, and lower
+ * lines may blink for a frame. Neither is documented: the end-to-end tests hold them.
+ */
+
+import * as vscode from "vscode";
+import type { LanguageClient } from "vscode-languageclient/node";
+import { type Asked, type Item, type Partial, Session, sameAsked } from "./session";
+
+const STREAM = "completionLs/streamInlineCompletion";
+const PARTIAL = "completionLs/partialInlineCompletion";
+const STREAMING = "completion-ls.streaming";
+export const DISMISS = "completion-ls.dismiss";
+const ACCEPTED = "completion-ls.accepted";
+
+export const SELECTOR: vscode.DocumentSelector = [
+  { scheme: "file" },
+  { scheme: "untitled" },
+  { scheme: "vscode-notebook-cell" },
+];
+
+interface Live {
+  readonly session: Session;
+  readonly cancel: vscode.CancellationTokenSource;
+}
+
+export class Provider implements vscode.Disposable {
+  private live: Live | undefined;
+  private count = 0;
+  private registration: vscode.Disposable | undefined;
+  private readonly disposables: vscode.Disposable[] = [];
+  private readonly growsByRegistering: boolean;
+
+  constructor(
+    private readonly extensionId: string,
+    /** The client of a server that runs, if there is one. */
+    private readonly client: () => LanguageClient | undefined,
+    private readonly isOff: (document: vscode.TextDocument) => boolean,
+    /** A suggestion has come to its end. */
+    private readonly finished: () => void,
+  ) {
+    const [major, minor] = vscode.version.split(".").map(Number);
+    this.growsByRegistering = (major ?? 1) > 1 || (minor ?? 0) >= 106;
+    this.register();
+    this.disposables.push(
+      vscode.commands.registerCommand(DISMISS, () => this.dismiss()),
+      vscode.commands.registerCommand(ACCEPTED, (id: string) => this.accepted(id)),
+    );
+  }
+
+  /** Hear of the parts that a server sends. */
+  listen(client: LanguageClient): vscode.Disposable {
+    return client.onNotification(PARTIAL, (part: Partial) => this.grow(part));
+  }
+
+  /** The server is gone. */
+  reset(): void {
+    this.live?.session.end();
+    this.end();
+  }
+
+  dispose(): void {
+    this.end();
+    this.registration?.dispose();
+    vscode.Disposable.from(...this.disposables).dispose();
+  }
+
+  private register(): void {
+    const before = this.registration;
+    this.registration = vscode.languages.registerInlineCompletionItemProvider(SELECTOR, {
+      provideInlineCompletionItems: (document, position, context, token) =>
+        this.provide(document, position, context, token),
+    });
+    before?.dispose();
+  }
+
+  private async provide(
+    document: vscode.TextDocument,
+    position: vscode.Position,
+    context: vscode.InlineCompletionContext,
+    token: vscode.CancellationToken,
+  ): Promise<vscode.InlineCompletionList | undefined> {
+    const client = this.client();
+    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke;
+    if (!client || (this.isOff(document) && !byHand)) {
+      return undefined;
+    }
+    const asked: Asked = {
+      uri: document.uri.toString(),
+      version: document.version,
+      place: position,
+      selected: context.selectedCompletionInfo?.text ?? "",
+    };
+    const session =
+      this.live && sameAsked(this.live.session.asked, asked)
+        ? this.live.session
+        : this.begin(client, document, position, context, asked);
+    const cancelled = token.onCancellationRequested(() => this.leave(session));
+    await session.hasSomething();
+    cancelled.dispose();
+    if (token.isCancellationRequested) {
+      return undefined;
+    }
+    return new vscode.InlineCompletionList(
+      session.items.map((item) => shown(item, position, session.id)),
+    );
+  }
+
+  /** Ask the server. An older request is not cancelled: the server sees by itself whether what was typed
+   * since agrees with the suggestion, and then goes on with it. */
+  private begin(
+    client: LanguageClient,
+    document: vscode.TextDocument,
+    position: vscode.Position,
+    context: vscode.InlineCompletionContext,
+    asked: Asked,
+  ): Session {
+    const session = new Session(`${++this.count}`, asked);
+    const cancel = new vscode.CancellationTokenSource();
+    this.live = { session, cancel };
+    this.setStreaming(true);
+    const params = client.code2ProtocolConverter.asInlineCompletionParams(
+      document,
+      position,
+      context,
+    );
+    client
+      .sendRequest<{ items?: Item[] } | null>(STREAM, { ...params, streamId: session.id }, cancel.token)
+      .then(
+        (list) => session.end(list?.items ?? []),
+        () => session.end(), // cancelled, or the server went: what is shown may stay
+      )
+      .then((grew) => {
+        if (this.live?.session === session) {
+          this.setStreaming(false);
+          if (grew) {
+            this.refresh(session);
+          }
+        }
+        this.finished();
+      });
+    return session;
+  }
+
+  private grow(part: Partial): void {
+    const session = this.live?.session;
+    if (session) {
+      const waits = session.items.length === 0;
+      if (session.grow(part) && !waits) {
+        this.refresh(session);
+      }
+    }
+  }
+
+  /** Have VS Code ask again for what it shows already. */
+  private refresh(session: Session): void {
+    const editor = vscode.window.activeTextEditor;
+    if (session.dismissed || !editor || !isAt(session.asked, editor)) {
+      return;
+    }
+    if (this.growsByRegistering) {
+      this.register();
+      void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger", {
+        providerId: this.extensionId,
+        explicit: false,
+      });
+    } else {
+      void vscode.commands.executeCommand("editor.action.inlineSuggest.hide");
+      void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
+    }
+  }
+
+  /** VS Code waits no longer. Without any text yet it shows nothing of this, so it need not come; unless
+   * the next key agrees, which the server sees for itself. */
+  private leave(session: Session): void {
+    if (this.live?.session === session && session.items.length === 0 && !session.ended) {
+      session.end();
+    }
+  }
+
+  /** Escape: nothing more of this suggestion is shown. */
+  private async dismiss(): Promise<void> {
+    this.live?.session.dismiss();
+    this.end();
+    await vscode.commands.executeCommand("editor.action.inlineSuggest.hide");
+  }
+
+  private accepted(id: string): void {
+    if (this.live?.session.id === id) {
+      this.live.session.dismiss();
+      this.end();
+    }
+  }
+
+  private end(): void {
+    this.live?.cancel.cancel();
+    this.live = undefined;
+    this.setStreaming(false);
+  }
+
+  private setStreaming(on: boolean): void {
+    void vscode.commands.executeCommand("setContext", STREAMING, on);
+  }
+}
+
+function shown(item: Item, position: vscode.Position, id: string): vscode.InlineCompletionItem {
+  const { start, end } = item.range ?? { start: position, end: position };
+  const range = new vscode.Range(start.line, start.character, end.line, end.character);
+  return new vscode.InlineCompletionItem(item.insertText, range, {
+    command: ACCEPTED,
+    title: "",
+    arguments: [id],
+  });
+}
+
+function isAt(asked: Asked, editor: vscode.TextEditor): boolean {
+  const { document, selection } = editor;
+  return sameAsked(asked, {
+    uri: document.uri.toString(),
+    version: document.version,
+    place: selection.active,
+    selected: asked.selected,
+  });
+}

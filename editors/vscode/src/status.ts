@@ -1,0 +1,119 @@
+/** The item in the status bar, and its menu. */
+
+import * as vscode from "vscode";
+import { type EngineState, type Figures, label, tooltip } from "./figures";
+
+const SECTION = "completion-ls";
+export const MENU = "completion-ls.menu";
+const LANGUAGES = "server.disabled_languages";
+/** Figures are asked for at most so often. */
+const EVERY_MS = 2000;
+
+/** Why nothing is offered in a document by itself; empty where something is. */
+export function offReason(document: vscode.TextDocument | undefined): string {
+  const all = vscode.workspace.getConfiguration(SECTION, document);
+  if (!all.get<boolean>("enabled", true)) {
+    return "in this workspace";
+  }
+  const language = document?.languageId ?? "";
+  return all.get<string[]>(LANGUAGES, []).includes(language) ? `for ${language}` : "";
+}
+
+export class StatusBar implements vscode.Disposable {
+  private readonly item: vscode.StatusBarItem;
+  private readonly disposables: vscode.Disposable[] = [];
+  private state: EngineState | undefined;
+  private figures: Figures = {};
+  private askedAt = 0;
+
+  constructor(private readonly ask: () => Promise<Figures>) {
+    this.item = vscode.window.createStatusBarItem(
+      "status",
+      vscode.StatusBarAlignment.Right,
+      100,
+    );
+    this.item.name = "completion-ls";
+    this.item.command = MENU;
+    this.disposables.push(
+      this.item,
+      vscode.window.onDidChangeActiveTextEditor(() => this.show()),
+      vscode.workspace.onDidChangeConfiguration(() => this.show()),
+    );
+    this.show();
+    this.item.show();
+  }
+
+  change(state: EngineState): void {
+    this.state = state;
+    this.show();
+  }
+
+  /** A suggestion was given: the figures are others now. */
+  async refresh(): Promise<void> {
+    if (Date.now() - this.askedAt >= EVERY_MS) {
+      this.askedAt = Date.now();
+      this.figures = await this.ask();
+      this.show();
+    }
+  }
+
+  dispose(): void {
+    vscode.Disposable.from(...this.disposables).dispose();
+  }
+
+  private show(): void {
+    const off = offReason(vscode.window.activeTextEditor?.document);
+    this.item.text = label(this.state, off !== "");
+    this.item.tooltip = new vscode.MarkdownString(tooltip(this.state, this.figures, off));
+    this.item.backgroundColor =
+      this.state?.state === "failed" && !off
+        ? new vscode.ThemeColor("statusBarItem.errorBackground")
+        : undefined;
+  }
+}
+
+/** What the menu offers, by the commands that the extension has. */
+export async function showMenu(): Promise<void> {
+  const document = vscode.window.activeTextEditor?.document;
+  const all = vscode.workspace.getConfiguration(SECTION, document);
+  const enabled = all.get<boolean>("enabled", true);
+  const language = document?.languageId;
+  const languages = all.get<string[]>(LANGUAGES, []);
+  const isOff = language !== undefined && languages.includes(language);
+  const choices: (vscode.QuickPickItem & { readonly run: () => Thenable<unknown> })[] = [];
+  if (language) {
+    choices.push({
+      label: `$(${isOff ? "check" : "circle-slash"}) Turn ${isOff ? "on" : "off"} for ${language}`,
+      run: () =>
+        all.update(
+          LANGUAGES,
+          isOff ? languages.filter((one) => one !== language) : [...languages, language],
+          vscode.ConfigurationTarget.Global,
+        ),
+    });
+  }
+  const here = vscode.workspace.workspaceFolders ? "in this workspace" : "everywhere";
+  choices.push(
+    {
+      label: `$(${enabled ? "circle-slash" : "check"}) Turn ${enabled ? "off" : "on"} ${here}`,
+      run: () =>
+        all.update(
+          "enabled",
+          !enabled,
+          vscode.workspace.workspaceFolders
+            ? vscode.ConfigurationTarget.Workspace
+            : vscode.ConfigurationTarget.Global,
+        ),
+    },
+    command("$(debug-restart) Restart the server", "completion-ls.restart"),
+    command("$(pulse) Doctor: can the engine run here?", "completion-ls.doctor"),
+    command("$(graph) Status of the engine", "completion-ls.status"),
+    command("$(output) Log", "completion-ls.log"),
+  );
+  const chosen = await vscode.window.showQuickPick(choices, { title: "completion-ls" });
+  await chosen?.run();
+}
+
+function command(label: string, name: string) {
+  return { label, run: () => vscode.commands.executeCommand(name) };
+}
