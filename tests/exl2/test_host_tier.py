@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -291,6 +291,75 @@ def test_out_of_memory_twice_fails_that_job_alone(
     assert Answer(other, events).tokens == answer(other)
     assert run(engine, job(failing.prompt)).tokens == answer(failing)
     check_idle(generator)
+
+
+def test_who_gave_way_is_told_though_the_other_fails(load: Callable, text: list[int]) -> None:
+    engine = load(pages=4)
+    generator = engine._generator
+    ahead = job(text[:400], 100, lane=Lane.BACKGROUND)
+    engine.add(ahead)
+    events = engine.step()
+    key = job(text[700:1180], 100)
+    engine.add(key)
+    with pytest.MonkeyPatch.context() as patch:
+        Short(generator, set(range(100)), patch)
+        with pytest.raises(JobFailed) as failure:
+            engine.step()
+    assert failure.value.job_id == key.id
+    events += drain(engine)
+    assert [event.finish for event in events if event.job_id == ahead.id][-1] is Finish.NO_ROOM
+    assert not generator.referenced_pages and engine.step() == []
+
+
+@pytest.mark.parametrize("step", ["_restore", "_restore_last"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_that_fails_while_it_begins_keeps_no_pages(
+    load: Callable, answer: Callable, text: list[int], step: str, times: int
+) -> None:
+    engine = load()
+    generator = engine._generator
+    restore = getattr(generator, step)
+    left = times
+
+    def short(work: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        restore(work)
+
+    one = job(text[:400], 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator, step, short)
+        engine.add(one)
+        if times == 1:
+            assert Answer(one, list(drain(engine))).tokens == answer(one)
+        else:
+            with pytest.raises(JobFailed):
+                engine.step()
+    check_idle(generator)
+    assert run(engine, job(text[:400], 4)).tokens == answer(one)
+
+
+def test_a_copy_that_fails_leaves_no_half_of_a_page(
+    load: Callable, answer: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(pages=6)
+    for start in (0, 700, 1400):
+        run(engine, job(text[start : start + 600], 4))
+
+    def half(tier: HostTier, text: PageText, page: Sequence[torch.Tensor]) -> bool:
+        page[0].zero_()
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostTier, "restore", half)
+        with pytest.raises(JobFailed):
+            run(engine, job(text[:600], 4))
+    for start in (700, 1400, 0):  # the card has the first two
+        one = job(text[start : start + 600], 4)
+        assert run(engine, one).tokens == answer(one)
+    assert engine._generator.tier.restored > 0
 
 
 def page_text(before: bytes | None, *tokens: int) -> PageText:

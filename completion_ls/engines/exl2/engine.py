@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from completion_ls.engines.exl2.widths import OFFERED
 from completion_ls.engines.jobs import RunningJob, check_job, next_job
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_WORD = 64
 """Bytes of an unfinished word at most; its tokens may be as many."""
@@ -67,6 +70,7 @@ class Exl2Engine:
         self._chunk = chunk
         self._max_context: int = min(max_context, generator.max_total_tokens - OFFERED - MOST_WORD)
         self._jobs: dict[int, _Running] = {}
+        self._unsaid: list[Event] = []
         self._passes = self._reused = self._computed = self._generated = 0
 
     @property
@@ -109,45 +113,37 @@ class Exl2Engine:
         A job whose pass fails is dropped and `JobFailed` is raised; the other jobs are as they were.
         The first time that it is for want of memory, the job is begun again.
         """
-        if not self._jobs:
-            self._generator.save_ahead()
-            return []
+        if self._unsaid or not self._jobs:
+            if not self._jobs:
+                self._generator.save_ahead()
+            return self._say()
         running = next_job(self._jobs)
-        gave_way: list[Event] = []
         if running.work is None:
-            try:
-                gave_way = self._begin(running)
-            except Exception as error:
-                self.cancel(running.job.id)
-                raise JobFailed(running.job.id, error) from error
+            self._attempt(running, lambda: self._begin(running))
             if running.work is None:  # somebody else has the pages and is not less urgent
                 others = [one for one in self._jobs.values() if one.work]
                 if running.lane is Lane.BACKGROUND or not others:
-                    return [*gave_way, self._end(running, Finish.NO_ROOM)]
+                    return self._say(self._end(running, Finish.NO_ROOM))
                 running = others[0]
-        assert running.work is not None
-        try:
-            try:
-                event = self._advance(running, running.work)
-            except torch.cuda.OutOfMemoryError:
-                if running.retried:
-                    raise
-                event = self._advance(running, self._begin_again(running))
-            running.work.rewind()
-        except Exception as error:
-            self.cancel(running.job.id)
-            raise JobFailed(running.job.id, error) from error
+        event = self._attempt(running, lambda: self._advance(running))
         if event.finish is not None:
             if event.finish is Finish.STOP and running.drafts:
                 running.drafts.end(stopped=True)
             self.cancel(running.job.id)
             if not self._jobs:
                 self._generator.save_ahead()
-        return [*gave_way, event]
+        return self._say(event)
 
     def surprise(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
         """Minus the natural logarithm of the probability of `tokens`, at most `OFFERED`, behind
-        `prompt`. For trials before there are jobs: it is one piece of work, and leaves no KV."""
+        `prompt`. For trials before there are jobs: it is one piece of work, and leaves no KV. Raises
+        ValueError (a sentence) where the model does not have these tokens."""
+        check_job(
+            Job(0, (*prompt, *tokens), 1),
+            self._max_context,
+            self._generator.vocabulary,
+            has_tokenizer=False,
+        )
         work = self._generator.begin(prompt, len(tokens), fresh=True)
         assert work is not None  # nobody else has a page yet
         try:
@@ -181,18 +177,37 @@ class Exl2Engine:
             self.cancel(job_id)
         self._generator.reset_page_table()
 
-    def _begin(self, running: _Running) -> list[Event]:
-        """Give a job its pages. Where there are too few, less urgent work gives way: returns how that
-        ended. It may not be enough."""
-        gave_way: list[Event] = []
+    def _attempt(self, running: _Running, act: Callable[[], T]) -> T:
+        """Do something for a job, and once more where that wants memory the first time. What fails ends
+        the job."""
+        try:
+            try:
+                return act()
+            except torch.cuda.OutOfMemoryError:
+                if running.retried:
+                    raise
+                self._begin_again(running)
+                return act()
+        except Exception as error:
+            self.cancel(running.job.id)
+            raise JobFailed(running.job.id, error) from error
+
+    def _say(self, *events: Event) -> list[Event]:
+        """These, and what could not be said when it happened."""
+        before, self._unsaid = self._unsaid, []
+        return [*before, *events]
+
+    def _begin(self, running: _Running) -> None:
+        """Give a job its pages. Where there are too few, less urgent work gives way; it may not be
+        enough."""
         while True:
             running.work = self._take_pages(running)
             if running.work:
-                return gave_way
+                return
             begun = [one for one in self._jobs.values() if one.work and one.lane > running.lane]
             if not begun:
-                return gave_way
-            gave_way.append(self._end(max(begun, key=lambda one: one.lane), Finish.NO_ROOM))
+                return
+            self._unsaid.append(self._end(max(begun, key=lambda one: one.lane), Finish.NO_ROOM))
 
     def _take_pages(self, running: _Running) -> PagedJob | None:
         job = running.job
@@ -204,13 +219,13 @@ class Exl2Engine:
             self._count(running, reused=work.reused)
         return work
 
-    def _begin_again(self, running: _Running) -> PagedJob:
+    def _begin_again(self, running: _Running) -> None:
         """Have a job that ran out of memory start anew, behind what came out of it."""
-        assert running.work is not None
         running.retried = True
         _log.warning("out of memory: the KV cache in host memory is halved, the job begins again")
-        self._generator.end(running.work)
-        running.work = None
+        if running.work:
+            self._generator.end(running.work)
+            running.work = None
         self._generator.tier.shrink()
         torch.cuda.empty_cache()
         if not running.prefilled:
@@ -218,16 +233,21 @@ class Exl2Engine:
             if running.drafts:
                 running.drafts.end()
                 running.drafts = None
-        work = running.work = self._take_pages(running)
-        assert work is not None, "its pages were free a moment ago"
-        return work
 
     def _end(self, running: _Running, finish: Finish) -> Event:
         event = running.event(finish=finish)
         self.cancel(running.job.id)
         return event
 
-    def _advance(self, running: _Running, work: PagedJob) -> Event:
+    def _advance(self, running: _Running) -> Event:
+        if running.work is None:
+            running.work = self._take_pages(running)
+            assert running.work is not None, "its pages were free a moment ago"
+        event = self._pass(running, running.work)
+        running.work.rewind()
+        return event
+
+    def _pass(self, running: _Running, work: PagedJob) -> Event:
         job, base = running.job, running.base
         last = base + len(running.output) - 1
         if work.position < last:

@@ -99,10 +99,15 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         given = sum(one not in there for one in job.all_unique_hashes)
         self._save(self._oldest(given + job.sequences[0].new_unique_pages))
         job.allocate_pages()
-        if not fresh:
-            self._restore_last(job)
         job.guessed_to = job.position
         self.active_jobs.append(job)
+        try:
+            if not fresh:
+                self._restore_last(job)
+        except Exception:
+            self.end(job)
+            raise
+        job.guessed_to = job.position
         return job
 
     def end(self, job: PagedJob) -> None:
@@ -283,6 +288,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         targets = self._oldest(len(missing))
         self._save(targets)
         for page, (phash, text) in zip(targets, missing, strict=True):
+            page.clear()  # a copy that fails leaves a part of it
             if not self.tier.restore(text, self._page_tensors(page)):
                 continue
             del self.unreferenced_pages[page.phash]
