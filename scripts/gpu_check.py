@@ -107,14 +107,15 @@ def shape_part(part: Part, options: Options) -> None:
     part.add("floor_ms", "floor: weights, read once", floor_ms, "ms", "at that speed")
     card.measure_keystroke(part, engine, sizes, floor_ms)
     text = f"first token of {sizes.context:,} new ones"
-    part.add("cold_ms", text, card.cold_ms(engine, sizes), "ms", "prefill stream off")
-    note = "prefill stream on"
+    part.add("cold_ms", text, card.cold_ms(engine, sizes), "ms")
+    note = ""
     if torch.cuda.is_available():  # the last: it changes the library for good
         from completion_ls.engines.exl2.prefill_stream import PrefillStream
 
         generator.prefill_stream = PrefillStream(0)
     else:
-        note = "a CPU has no streams: off, too"
+        note = "a CPU has no streams: the same as above"
+    text = "... with the prefill stream"
     part.add("cold_stream_ms", text, card.cold_ms(engine, sizes), "ms", note)
     peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
     part.add("vram_used", "VRAM used after all this", _used(free_before) / 2**30, "GiB", _but())
@@ -309,9 +310,16 @@ def _in_its_process(name: str, options: Options) -> Part:
     return part
 
 
+def _write(part: Part, out: Path) -> None:
+    """Whole, whenever the process dies."""
+    new = out.with_name(out.name + ".new")
+    new.write_text(json.dumps(part.as_dict()))
+    new.replace(out)
+
+
 def _save(part: Part, out: Path) -> None:
     """Note what there is so far, and tell of the last row."""
-    out.write_text(json.dumps(part.as_dict()))
+    _write(part, out)
     if part.rows:
         row = part.rows[-1]
         print(f"{row.text}: {shown(row.value)} {row.unit}", file=sys.stderr, flush=True)
@@ -320,7 +328,11 @@ def _save(part: Part, out: Path) -> None:
 def main() -> int:
     """Measure, print, and say in the exit status how it went: `card_figures.exit_status`, or 2 where
     nothing could be measured."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Exit status: 0 all is right, 1 drafts change the text, 2 nothing could be measured, "
+        "3 some of it could not.",
+    )
     parser.add_argument("--dry-run", action="store_true", help="tiny models, without a card")
     parser.add_argument("--shape", default="", choices=SHAPES, help="(the largest that fits)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
@@ -329,16 +341,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.dry_run:
-        try:
-            checks.check_pieces(checks.pieces())
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
+        missing = [piece for piece in checks.pieces() if piece.found is None]
+        for piece in missing:
+            print(f"Missing: {piece.name}. {piece.how_to_get}", file=sys.stderr)
+        if missing:
             return 2
     with tempfile.TemporaryDirectory() as made:
         options = Options(given.dry_run, given.shape, given.folder or Path(made))
         if given.part:
             part = run_part(given.part, options, lambda part: _save(part, given.out))
-            given.out.write_text(json.dumps(part.as_dict()))
+            _write(part, given.out)
             return 0
         parts = []
         for name in PARTS:
@@ -352,7 +364,7 @@ def main() -> int:
         console.print(line, soft_wrap=True)
     if given.json:
         given.json.write_text(json.dumps(whole.as_dict(), indent=1))
-    return exit_status(whole)
+    return exit_status(whole) if whole.rows else 2
 
 
 if __name__ == "__main__":

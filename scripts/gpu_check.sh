@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # What the exllamav2 engine does on this machine's NVIDIA card, as one table; takes some minutes.
 #
-#   scripts/gpu_check.sh [--shape 32b] [--json FILE] [--folder DIR]
+#   scripts/gpu_check.sh [--shape 32b|14b|7b|1.5b] [--json FILE] [--folder DIR]
 #   scripts/gpu_check.sh --dry-run     the same with tiny models and no card
 #
+# --json FILE writes the figures there, too; --folder DIR is where models are put, and stay.
+#
 # What is missing is installed into an environment of its own, which sees what the Python named in
-# PYTHON (python3) has. Exit status: 0 all is right, 1 drafts change the text, 2 nothing could be
-# measured, 3 some of it could not.
+# PYTHON (python3) has; flash-attn and exllamav2's extension may have to be compiled, which can take
+# an hour. Exit status: 0 all is right, 1 drafts change the text, 2 nothing could be measured, 3 some
+# of it could not.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -14,14 +17,28 @@ measure() { PYTHONPATH=$root:$root/tests exec "$python" "$root/scripts/gpu_check
 give_up() { echo "$*" >&2; exit 2; }
 runs() { PYTHONPATH=$root "$1" -c "$2" > /dev/null 2>&1; }
 
+# Looked at before anything is installed.
+dry_run= value_follows=
 for option; do
-    if [ "$option" = --dry-run ]; then
-        here=$PWD
-        . "$root/scripts/environment"
-        cd "$here" || exit 2
-        measure "$@"
+    if [ "$value_follows" ]; then
+        value_follows=
+        continue
     fi
+    case $option in
+        -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --dry-run) dry_run=1 ;;
+        --shape | --json | --folder) value_follows=1 ;;
+        --shape=* | --json=* | --folder=*) ;;
+        *) give_up "There is no option $option; $0 --help says which there are." ;;
+    esac
 done
+[ ! "$value_follows" ] || give_up "$option wants a value; $0 --help says which."
+if [ "$dry_run" ]; then
+    here=$PWD
+    . "$root/scripts/environment"
+    cd "$here" || exit 2
+    measure "$@"
+fi
 
 base=${PYTHON:-python3}
 runs "$base" 'import sys; assert sys.version_info >= (3, 11)' ||

@@ -26,6 +26,7 @@ from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.plot import write_plot
 from completion_ls.bench.replay import replay as run_replay
 from completion_ls.bench.trace import Stretch, cut, read_trace, recorded_gaps
+from completion_ls.config.settings import Settings
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.daemon.statistics import percentile
 from completion_ls.models.errors import ModelError
@@ -112,7 +113,7 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
     try:
         if engine_bench.LLAMA_CPP in options.against:
             _need("xllamacpp", "--against llama.cpp")
-        settings = resolve_strict()
+        settings = torch_settings()
         columns = SpinnerColumn(), TextColumn("{task.description}")
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)
@@ -146,6 +147,18 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
     for note in notes(report):
         console.print(note, highlight=False)
     return 0
+
+
+def torch_settings() -> Settings:
+    """The settings, where they are of the engine that can be measured. Raises SettingsError."""
+    settings = resolve_strict()
+    if settings.engine.kind != "torch_cpu":
+        raise SettingsError(
+            f"this measures the engine torch_cpu only, and engine.kind is {settings.engine.kind}, which "
+            "scripts/gpu_check.sh of the repository measures on this machine's card. "
+            "`completion-ls --profile cpu bench` measures the engine that needs no card."
+        )
+    return settings
 
 
 def _stretch(options: argparse.Namespace) -> Stretch:

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from completion_ls.bench.engine import read_prompts
 from completion_ls.bench.engine_figures import Sizes
-from completion_ls.config.sources import SettingsError, resolve_strict
+from completion_ls.cli.bench import torch_settings
+from completion_ls.config.sources import SettingsError
 from completion_ls.models.errors import ModelError
 from completion_ls.models.local import LocalModel, prepare
 
@@ -60,7 +61,7 @@ def _acceptance(layers: tuple[int, ...], places: int, say: Callable[[str], None]
     from completion_ls.engines.native import load_native
 
     local, pieces = _model_and_code()
-    settings = resolve_strict()
+    settings = torch_settings()
     model = Llama.read(local.folder, settings.engine.weights, load_native())
     most = model.shape.layers
     if too_many := [count for count in layers if not 0 < count <= most]:
@@ -84,7 +85,7 @@ def _acceptance(layers: tuple[int, ...], places: int, say: Callable[[str], None]
 
 
 def _model_and_code() -> tuple[LocalModel, tuple[tuple[int, ...], ...]]:
-    local = prepare(resolve_strict().model.name)
+    local = prepare(torch_settings().model.name)
     tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
     return local, read_prompts(tokenizer, Sizes(long=1120, fill=1120)).pieces
 

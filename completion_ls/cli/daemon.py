@@ -33,7 +33,8 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
         endpoint = Endpoint.of(config)
         if by_hand:
             print(f"Serving {endpoint.name}; Ctrl-C stops it.", file=sys.stderr)
-        asyncio.run(Daemon(config, endpoint).run())
+        daemon = Daemon(config, endpoint)
+        asyncio.run(daemon.run())
     except (SettingsError, OSError, ValueError) as error:
         print(f"completion-ls daemon: {error}", file=sys.stderr)
         return 1
@@ -43,7 +44,8 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
         return 1 if by_hand else 0
     # The engine thread may still be loading; nothing of it is worth waiting for.
     logging.shutdown()
-    os._exit(0)
+    # A front that started it has heard why, and takes another status for one that never listened.
+    os._exit(1 if by_hand and daemon.failure else 0)
 
 
 def stop() -> int:

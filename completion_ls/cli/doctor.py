@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from completion_ls import __version__
+from completion_ls.cli.init import planned
 from completion_ls.config.sources import Problem, Source, collect, resolve
 from completion_ls.daemon.load import calm_openmp, check_kind
 from completion_ls.engines.exl2 import checks, loading
-from completion_ls.engines.vram import plan_vram, table
+from completion_ls.engines.vram import VramSetting, plan_vram, table
 from completion_ls.models import catalogue, local
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.endpoint import DaemonConfig
@@ -41,18 +42,20 @@ class Report:
     pieces: list[dict[str, str | None]] = field(default_factory=list)
     memory: list[str] = field(default_factory=list)
     """The plan of GPU memory, in lines."""
+    remarks: list[str] = field(default_factory=list)
+    """What goes, but perhaps not as it was meant."""
     obstacles: list[str] = field(default_factory=list)
 
 
 def show(*, as_json: bool) -> int:
-    """Print what was found; 0 where the engine in use can run, else 1."""
+    """Print what was found; 0 where the engine in use can run as the settings have it, else 1."""
     report = examine()
     can_run = not report.obstacles
     if as_json:
         print(json.dumps({"can_run": can_run, **asdict(report)}, indent=2))
     else:
         _print(report)
-    return 0 if can_run else 1
+    return 0 if can_run and not report.problems else 1
 
 
 def examine() -> Report:
@@ -71,23 +74,32 @@ def examine() -> Report:
         problems=[str(problem) for problem in problems],
     )
     config = DaemonConfig.of(settings)
+    if settings.engine.kind == "exllamav2":
+        card = _exllamav2(report)
+    else:
+        _torch_cpu(report)
     try:
         check_kind(config)
     except ModelError as error:
         report.obstacles.append(str(error))
-        folder = draft = None
-    else:
-        folder = _folder(config.model.name, report)
-        guesses = config.draft.model and config.draft.max_tokens
-        draft = _folder(config.draft.model, report) if guesses else None
+        return report
+    folder = _folder(config.model.name, report)
+    guesses = config.draft.model and config.draft.max_tokens
+    draft = _folder(config.draft.model, report, "draft.model: ") if guesses else None
+    if folder and draft:
+        _check_vocabulary(folder, draft, report)
     if settings.engine.kind == "exllamav2":
-        _exllamav2(settings, folder, draft, report)
-    else:
-        _torch_cpu(report)
+        _check_room(settings, report)
+        plan = _plan(settings, folder, draft, report) if folder else None
+        if not folder or (guesses and not draft):
+            # A total without the draft model would look like the whole.
+            report.memory = [f"The models are not all here; {one}." for one in planned(settings)]
+        elif plan:
+            _memory(settings, plan, folder, card, report)
     return report
 
 
-def _folder(name: str, report: Report) -> Path | None:
+def _folder(name: str, report: Report, of: str = "") -> Path | None:
     """The folder of a model; None where there is none, or none yet."""
     if name.lower().endswith(".gguf") and Path(name).is_file():
         return None  # converted when it is first used, which takes its time
@@ -97,7 +109,7 @@ def _folder(name: str, report: Report) -> Path | None:
     try:
         return local.prepare(name, offline=True).folder
     except ModelError as error:
-        report.obstacles.append(str(error))
+        report.obstacles.append(f"{of}{error}")
         return None
 
 
@@ -113,43 +125,86 @@ def _torch_cpu(report: Report) -> None:
     report.facts["kernels"] = "loaded" if load_native() else "none: torch computes, more slowly"
 
 
-def _exllamav2(settings: Settings, folder: Path | None, draft: Path | None, report: Report) -> None:
+def _exllamav2(report: Report) -> checks.Card | None:
+    """What the engine needs of the machine, whichever the model is; the card, if all is there."""
     pieces = checks.pieces()
     report.pieces = [asdict(piece) for piece in pieces]
-    plan = None
     try:
         checks.check_assertions()
     except RuntimeError as error:
         report.obstacles.append(str(error))
-    if folder:
-        try:
-            plan = loading.planned(folder, settings.engine, draft)
-        except ValueError as error:
-            report.obstacles.append(str(error))
-    card = None
     missing = [piece.name for piece in pieces if piece.found is None]
     if missing:
         report.obstacles.append(
-            f"The exllamav2 engine lacks: {', '.join(missing)}. Install them as said for each, or set "
-            "engine.kind to torch_cpu."
+            f"The exllamav2 engine lacks: {', '.join(missing)}. Install them as said for each; or "
+            f"{checks.WITHOUT_A_CARD}"
         )
-    else:
-        try:
-            card = checks.find_card()
-        except (RuntimeError, ImportError) as error:
-            report.obstacles.append(str(error))
-    passes = loading.passes(settings.engine)
-    if card:
-        report.facts["GPU"] = card.name
-    if plan and folder and card:
-        report.memory = table(plan_vram(plan, passes), card.free_bytes)
-        free, here = card.free_bytes, local.pulled()
-        advice = loading.advised(plan, free, settings.engine, folder, here)
-        if advice.setting != plan:
-            report.obstacles.append(advice.sentence)
-    elif plan:
+        return None
+    try:
+        card = checks.find_card()
+    except (RuntimeError, ImportError) as error:
+        report.obstacles.append(str(error))
+        return None
+    report.facts["GPU"] = card.name
+    return card
+
+
+def _check_vocabulary(folder: Path, draft: Path, report: Report) -> None:
+    calm_openmp()
+    try:
+        from completion_ls.engines.draft_model import check_vocabulary
+    except ImportError:  # said before, as torch is one of the pieces
+        return
+    try:
+        check_vocabulary(folder, draft)
+    except ValueError as error:
+        report.obstacles.append(f"draft.model: {error}")
+
+
+def _check_room(settings: Settings, report: Report) -> None:
+    """Prompts are cut to what is left of the context beside the output."""
+    prompt, output = settings.prompt.max_tokens, settings.completion.max_tokens
+    context = settings.engine.context
+    if output >= context:
+        report.obstacles.append(
+            f"completion.max_tokens ({output}) leaves no room for a prompt in engine.context "
+            f"({context}); lower the one or raise the other."
+        )
+    elif prompt + output > context:
+        report.remarks.append(
+            f"prompt.max_tokens ({prompt}) and completion.max_tokens ({output}) are more than "
+            f"engine.context ({context}); prompts are cut to fewer than {context - output} tokens."
+        )
+
+
+def _plan(
+    settings: Settings, folder: Path, draft: Path | None, report: Report
+) -> VramSetting | None:
+    """What is to be loaded; None where a model of it cannot be."""
+    try:
+        plan = loading.planned(folder, settings.engine, None)
+    except ValueError as error:
+        report.obstacles.append(str(error))
+        return None
+    try:
+        return loading.planned(folder, settings.engine, draft) if draft else plan
+    except ValueError as error:
+        report.obstacles.append(f"draft.model: {error}")
+        return None
+
+
+def _memory(
+    settings: Settings, plan: VramSetting, folder: Path, card: checks.Card | None, report: Report
+) -> None:
+    need = plan_vram(plan, loading.passes(settings.engine))
+    if card is None:
         # Nobody knows what is free; the need is worth knowing before a card is bought.
-        report.memory = table(plan_vram(plan, passes), 0)[:-2]
+        report.memory = table(need, 0)[:-2]
+        return
+    report.memory = table(need, card.free_bytes)
+    advice = loading.advised(plan, card.free_bytes, settings.engine, folder, local.pulled())
+    if advice.setting != plan:
+        report.obstacles.append(advice.sentence)
 
 
 def _default_model() -> str:
@@ -204,9 +259,13 @@ def _print(report: Report) -> None:
         console.print(needed)
     if report.memory:
         console.print("GPU memory", *report.memory, sep="\n", soft_wrap=True)
-    for line in report.problems:
+    for line in (*report.problems, *report.remarks):
         console.print(line, soft_wrap=True)
     for line in report.obstacles:
         console.print(f"- {line}", soft_wrap=True)
-    verdict = "cannot run here, as said above." if report.obstacles else "can run here."
-    console.print(f"The engine {report.facts['engine']} {verdict}")
+    verdict = "can run here."
+    if report.obstacles:
+        verdict = "cannot run here, as said above."
+    elif report.problems:
+        verdict = "can run here, but not as you wrote it: settings were refused, as said above."
+    console.print(f"The engine {report.facts['engine']} {verdict}", soft_wrap=True)

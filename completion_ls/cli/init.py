@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -19,6 +21,8 @@ from completion_ls.config.settings import Settings
 from completion_ls.config.sources import (
     DEFAULT_PROFILE,
     PROFILE_KEY,
+    PROFILE_OPTION,
+    PROFILE_VARIABLE,
     profile_names,
     profiles_dir,
     resolve,
@@ -29,10 +33,18 @@ from completion_ls.models.card import GraphicsCard, find_card
 from completion_ls.models.store import megabytes, shown
 
 GIB = 2**30
-NEEDS: dict[str, float] = {"nvidia-24gb": 21.3, "nvidia-16gb": 12.8, "nvidia-12gb": 9.2}
-"""Profiles that may be chosen, the best first, and the GiB of GPU memory each takes by the plan."""
-UNKNOWN_USE = GIB // 2
-"""Taken to be in use by a desktop where the driver does not say what is free."""
+TAKES_GIB: dict[str, float] = {
+    "nvidia-24gb": 21.3,
+    "nvidia-16gb": 12.8,
+    "nvidia-12gb": 9.2,
+    "nvidia-24gb-moe": 18.3,
+    "nvidia-24gb-gemma": 18.9,
+}
+"""The GiB of GPU memory that each profile for a card takes by the plan."""
+CHOICES = ("nvidia-24gb", "nvidia-16gb", "nvidia-12gb")
+"""Those that are chosen unasked, the best first: all can be fetched, and know FIM."""
+DESKTOP = GIB // 2
+"""Bytes of the card that a desktop is taken to use."""
 
 
 class InitError(Exception):
@@ -41,35 +53,44 @@ class InitError(Exception):
 
 def run(profile: str | None, *, dry_run: bool) -> int:
     """Choose (unless `profile` names one), write (unless `dry_run`), and say what comes next."""
+    is_named = profile is not None
     try:
         if profile is not None and profile not in profile_names():
             there = ", ".join(profile_names())
-            raise InitError(f"There is no profile {profile!r}; there are: {there}.")
+            raise InitError(
+                f"{PROFILE_OPTION}: there is no profile {profile!r}; there are: {there}."
+            )
         file = paths.config_file()
+        text = _read(file)
+        old = _parsed(text, file).get(PROFILE_KEY)
         card = find_card()
         print(found(card))
         if profile is None:
-            profile, why = choose(card)
+            profile, why = choose(card, old)
             print(why)
-        text = _read(file)
         new = with_profile(text, profile, file)
         line = f'profile = "{profile}"'
+        was = f'; it was "{old}"' if isinstance(old, str) and old != profile else ""
         if new == text:
             print(f"{shown(file)} has {line} already.")
         elif dry_run:
-            print(f"{line} would be written into {shown(file)}; nothing was changed.")
+            print(f"{line} would be written into {shown(file)}{was}; nothing was changed.")
         else:
             _replace(file, new)
-            print(f"{line} was written into {shown(file)}.")
+            print(f"{line} was written into {shown(file)}{was}.")
     except InitError as error:
         print(error, file=sys.stderr)
         return 1
+    if not is_named and (first := os.environ.get(PROFILE_VARIABLE)):
+        print(f"Mind that {PROFILE_VARIABLE}={first} is set and goes before the file; unset it.")
     settings, problems = resolve([("the chosen profile", {PROFILE_KEY: profile})])
     for problem in problems:
         print(problem)
     print("Next:")
-    for number, step in enumerate(steps(settings, profile), 1):
+    for number, step in enumerate(steps(settings, profile, card), 1):
         print(f"{number}. {step}")
+    if problems:
+        print("Some of your settings were refused, as said above, and others count in their place.")
     return 0
 
 
@@ -81,33 +102,33 @@ def found(card: GraphicsCard | None) -> str:
     return f"Found {card.name} with {card.total_bytes / GIB:.1f} GiB{free}."
 
 
-def choose(card: GraphicsCard | None) -> tuple[str, str]:
-    """The best profile that fits, and a sentence that says why."""
+def choose(card: GraphicsCard | None, old: object = None) -> tuple[str, str]:
+    """The best profile for the card, and a sentence that says why. What is in use just now does not
+    count: it may be our own daemon. `old` is the profile that the settings name; one for a card is
+    kept where none is seen, as a driver may be broken."""
     cpu = f"the profile {DEFAULT_PROFILE} is chosen, whose small model needs no card."
     if card is None:
+        if isinstance(old, str) and old in TAKES_GIB:
+            return old, (
+                f"The profile {old} of your settings, which needs one, is kept all the same; "
+                f"`completion-ls init --profile {DEFAULT_PROFILE}` takes the one that needs none."
+            )
         return DEFAULT_PROFILE, f"So {cpu}"
     if card.capability[0] < checks.AMPERE:
         return DEFAULT_PROFILE, (
             f"Its compute capability is {'.'.join(map(str, card.capability))}, and the engine for "
             f"NVIDIA cards needs {checks.AMPERE}.0 or more, so {cpu}"
         )
-    free = card.total_bytes - UNKNOWN_USE if card.free_bytes is None else card.free_bytes
-    for name, need in NEEDS.items():
-        if need * GIB <= free:
-            return name, f"The profile {name} fits: it takes about {need} GiB."
-    least = min(NEEDS.values())
+    for name in CHOICES:
+        if TAKES_GIB[name] * GIB <= card.total_bytes - DESKTOP:
+            return name, f"The profile {name} fits: it takes about {TAKES_GIB[name]} GiB."
+    least = min(TAKES_GIB[name] for name in CHOICES)
     return DEFAULT_PROFILE, f"The smallest profile for a card takes about {least} GiB, so {cpu}"
 
 
 def with_profile(text: str, name: str, file: Path) -> str:
     """The settings file `text` with `profile = "name"`, all else as it was. Raises InitError."""
-    try:
-        before = tomllib.loads(text)
-        document = tomlkit.parse(text)
-    except (tomllib.TOMLDecodeError, TOMLKitError) as error:
-        raise InitError(
-            f"{file} is not TOML ({error}); it was left as it is. Mend it, then try again."
-        ) from error
+    before = _parsed(text, file)
     if before.get(PROFILE_KEY) == name:
         return text
     if isinstance(before.get(PROFILE_KEY), dict):
@@ -115,6 +136,7 @@ def with_profile(text: str, name: str, file: Path) -> str:
             f"In {file}, {PROFILE_KEY} is a table, but it must be the name of a profile; the file was "
             "left as it is. Mend it, then try again."
         )
+    document = tomlkit.parse(text)
     if PROFILE_KEY in document:
         document[PROFILE_KEY] = name
         new = tomlkit.dumps(document)
@@ -136,61 +158,117 @@ def with_profile(text: str, name: str, file: Path) -> str:
     return new
 
 
-def steps(settings: Settings, profile: str) -> Iterator[str]:
+def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterator[str]:
     """What is left to do, as sentences."""
-    own = _own_models(settings, profile)
+    own = list(_own(settings, profile))
     if own:
-        yield f"Mind that your settings name models of their own, not the profile's: {own}."
+        yield f"Mind that your own settings go before the profile's: {', '.join(own)}."
+    _, of_profile, guesses = _of_profile(profile)
+    name, draft = settings.model.name, settings.draft.model
+    if name != of_profile and draft and draft == guesses:
+        yield (
+            f"The draft of the profile, {draft}, must be of the same family as your own model; set "
+            'draft.model to another, or to "".'
+        )
+    if not local.is_known(name):
+        file = profiles_dir() / f"{profile}.toml"
+        if name == of_profile:
+            yield f"The model {name} must be made: {file} says how."
+        else:
+            yield f"There is no model {name}; name another one in model.name."
     if settings.engine.kind == "exllamav2":
         lacking = [piece for piece in checks.pieces() if piece.found is None]
         for piece in lacking:
             yield f"{piece.name} is missing. {piece.how_to_get}"
+        if not own and card and (short := _short(profile, card)):
+            yield short
     missing = {name: local.to_fetch(name) for name in named(settings)}
     missing = {name: size for name, size in missing.items() if size != 0}
     if missing:
         known = [size for size in missing.values() if size is not None]
         size = f" (about {megabytes(sum(known))})" if len(known) == len(missing) else ""
-        yield f"`completion-ls models pull` fetches {' and '.join(missing)}{size}."
+        takes = "".join(f"; {one}" for one in planned(settings))
+        yield f"`completion-ls models pull` fetches {' and '.join(missing)}{size}{takes}."
     yield "`completion-ls doctor` says whether all is there; then attach your editor."
 
 
-def _own_models(settings: Settings, profile: str) -> str:
-    """Models that come from elsewhere than the profile."""
-    values = tomllib.loads((profiles_dir() / f"{profile}.toml").read_text(encoding="utf-8"))
-    given = values.get("model", {}).get("name", settings.model.name)
-    guesses = values.get("draft", {}).get("model", "")
-    own = []
-    if settings.model.name != given:
-        own.append(f"model.name is {settings.model.name!r}")
-    if settings.draft.model != guesses:
-        own.append(f"draft.model is {settings.draft.model!r}")
-    return ", ".join(own)
+def planned(settings: Settings) -> list[str]:
+    """What the models of the settings take, in words, by the plan of each profile that names these
+    very models."""
+    asked = settings.engine.kind, settings.model.name, settings.draft.model
+    return [
+        f"as the profile {name} sets them up, they take {gib} GiB of GPU memory"
+        for name, gib in TAKES_GIB.items()
+        if _of_profile(name) == asked
+    ]
+
+
+def _short(profile: str, card: GraphicsCard) -> str:
+    """A sentence where the card has too little memory for the profile, or has too little free."""
+    gib = TAKES_GIB.get(profile, 0.0)
+    if gib * GIB > card.total_bytes:
+        return f"{profile} takes {gib} GiB, and the card has {card.total_bytes / GIB:.1f}."
+    if card.free_bytes is not None and gib * GIB > card.free_bytes:
+        return (
+            f"{profile} takes {gib} GiB and {card.free_bytes / GIB:.1f} are free now; close what uses "
+            "the card, or `completion-ls daemon stop`."
+        )
+    return ""
+
+
+def _of_profile(profile: str) -> tuple[str, str, str]:
+    """Engine, model and draft model of a profile, by the defaults where it says nothing."""
+    text = (profiles_dir() / f"{profile}.toml").read_text(encoding="utf-8")
+    of = Settings.model_validate(tomllib.loads(text))
+    return of.engine.kind, of.model.name, of.draft.model
+
+
+def _own(settings: Settings, profile: str) -> Iterator[str]:
+    """What decides which engine and models there are, and comes from elsewhere than the profile."""
+    kind, name, draft = _of_profile(profile)
+    if settings.engine.kind != kind:
+        yield f"engine.kind is {settings.engine.kind!r}, and the profile needs {kind!r}"
+    if settings.model.name != name:
+        yield f"model.name is {settings.model.name!r}"
+    if settings.draft.model != draft:
+        yield f"draft.model is {settings.draft.model!r}"
 
 
 def _read(file: Path) -> str:
+    """The text, without a byte order mark."""
     try:
-        return file.read_bytes().decode("utf-8")
+        return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:
         raise InitError(f"{file} is not UTF-8 text ({error}); it was left as it is.") from error
 
 
+def _parsed(text: str, file: Path) -> dict[str, Any]:
+    try:
+        tomlkit.parse(text)
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, TOMLKitError) as error:
+        raise InitError(
+            f"{file} is not TOML ({error}); it was left as it is. Mend it, then try again."
+        ) from error
+
+
 def _replace(file: Path, text: str) -> None:
-    """Write the file whole or not at all; a link stays a link."""
+    """Write the file whole or not at all; a link stays a link, and a byte order mark stays."""
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    new = Path(name)
+    is_there = file.exists()
+    mark = is_there and file.read_bytes().startswith(codecs.BOM_UTF8)
+    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(text.encode("utf-8"))
+        new.touch(0o600 if is_there else 0o666, exist_ok=False)
+        with new.open("wb") as stream:
+            stream.write(text.encode("utf-8-sig" if mark else "utf-8"))
             stream.flush()
             os.fsync(stream.fileno())
-        if file.exists():
+        if is_there:
             shutil.copymode(file, new)
-        else:
-            new.chmod(0o644)
         new.replace(file)
     except BaseException:
         new.unlink(missing_ok=True)

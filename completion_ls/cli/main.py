@@ -27,8 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command in ("demo", "bench", "models", "status", "doctor", "init"):
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
     if hasattr(options, "profile"):
-        # Every part, the daemon too, reads the same sources; so this goes where they look.
-        os.environ["COMPLETION_LS_PROFILE"] = options.profile
+        from completion_ls.config.sources import use_profile
+
+        use_profile(options.profile)
     if options.command is None and not _transport(options):
         parser.print_help(sys.stderr)
         return 2
@@ -66,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
         case "init":
             from completion_ls.cli import init
 
-            return init.run(os.environ.get("COMPLETION_LS_PROFILE"), dry_run=options.dry_run)
+            return init.run(getattr(options, "profile", None), dry_run=options.dry_run)
         case "models":
             from completion_ls.cli import models
 
@@ -187,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         ("pull", "fetch a model", "all that your settings name"),
         ("path", "print the folder of a model", "the one of your settings"),
     ):
-        models.add_parser(action, help=text, description=text).add_argument(
+        models.add_parser(action, help=text, description=text, parents=[common]).add_argument(
             "name",
             nargs="?",
             metavar="NAME",

@@ -25,7 +25,7 @@ NOT_FETCHED = "not fetched"
 def pull(name: str | None) -> int:
     """Fetch and convert a model (None: all that the settings name), with a progress bar on stderr."""
     try:
-        for one in [name] if name else named(resolve_strict()):
+        for one in [name] if name else _named_for_engine(resolve_strict()):
             with _bar() as report:
                 model = local.pull(one, progress=report)
             print(f"{model.name} is ready in {model.folder}.", file=sys.stderr)
@@ -33,6 +33,15 @@ def pull(name: str | None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _named_for_engine(settings: Settings) -> list[str]:
+    """As `named`. Raises ModelError where their engine could not read one of them."""
+    from completion_ls.daemon.load import check_kind
+    from completion_ls.wire.endpoint import DaemonConfig
+
+    check_kind(DaemonConfig.of(settings))
+    return named(settings)
 
 
 def named(settings: Settings) -> list[str]:

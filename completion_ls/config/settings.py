@@ -20,7 +20,8 @@ class ModelSettings(Section):
     """A name from `completion-ls models list`, a Hugging Face folder, a .gguf file, or a repository
     of the Hugging Face hub that was pulled (`owner/name`, `owner/name@revision`)."""
     format: Literal["auto", "plain", "qwen", "starcoder"] = "auto"
-    """How prefix and suffix are put into the prompt (FIM format); `auto` looks at the tokenizer."""
+    """How prefix and suffix are put into the prompt (FIM format); `auto` looks at the tokenizer, and
+    on a card tries whether the model does better with it."""
 
 
 class EngineSettings(Section):
@@ -41,7 +42,9 @@ class EngineSettings(Section):
     """How `exllamav2` keeps the KV of the model: fewer bits leave memory for more context, but
     then a draft can tip a near tie."""
     context: Annotated[int, Field(ge=2048, le=1048576, multiple_of=256)] = 16384
-    """Tokens of KV that `exllamav2` keeps on the card, of all documents together."""
+    """Tokens of KV that `exllamav2` keeps on the card, of all documents together: a multiple of 256,
+    2048 at least, and no more than the model and the draft model know positions. Longer prompts are
+    cut."""
     prefill_stream: Annotated[bool, Field(strict=True)] = False
     """With a draft model, let `exllamav2` read prompts with both models side by side, where that is
     measured to give the first token sooner."""
@@ -56,7 +59,8 @@ class DraftSettings(Section):
     """A smaller model of the same vocabulary that guesses where nothing is found, named as
     `model.name` is; none by default."""
     max_tokens: Annotated[int, Field(ge=0, le=16)] = 16
-    """Most tokens guessed for one pass; how many pay is measured and learnt. 0 turns drafts off."""
+    """Most tokens guessed for one pass, of which `exllamav2` takes 15 at most; how many pay is
+    measured and learnt. 0 turns drafts off."""
 
 
 class PromptSettings(Section):

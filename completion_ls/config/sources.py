@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "cpu"
 ENVIRONMENT_PREFIX = "COMPLETION_LS_"
 PROFILE_KEY = "profile"
+PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
+PROFILE_OPTION = "--profile"
 FOLDERS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR")
 """Variables with our prefix that are no settings (see `paths`)."""
 
@@ -55,6 +57,10 @@ class Problem:
         return f"{where}: {self.text}"
 
 
+_given = ""
+"""The profile of `--profile`, so that its errors do not speak of a variable nobody has set."""
+
+
 class SettingsError(Exception):
     """Raised where wrong settings must stop a command; the message has one sentence a line."""
 
@@ -69,6 +75,13 @@ def profiles_dir() -> Path:
 def profile_names() -> list[str]:
     """Names of the profiles that can be chosen."""
     return sorted(file.stem for file in profiles_dir().glob("*.toml"))
+
+
+def use_profile(name: str) -> None:
+    """What `--profile` does: every part, child processes too, reads the same sources, so it goes
+    where they look."""
+    global _given
+    os.environ[PROFILE_VARIABLE] = _given = name
 
 
 def collect(
@@ -164,8 +177,8 @@ def _unknown(key: str, source: Source, known: Iterable[str]) -> Problem:
 
 def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
+        # Some editors put a byte order mark in front.
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -200,7 +213,8 @@ def _environment(environment: Mapping[str, str], problems: list[Problem]) -> lis
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         section, separator, key = name.lower().partition("__")
         if name.lower() == PROFILE_KEY:
-            found.append(Source(variable, {PROFILE_KEY: text}))
+            by_option = variable == PROFILE_VARIABLE and text == _given
+            found.append(Source(PROFILE_OPTION if by_option else variable, {PROFILE_KEY: text}))
         elif separator:
             # Written as in TOML where it is TOML (numbers, booleans, lists), plain text otherwise.
             try:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from completion_ls.config.settings import DraftSettings
 from completion_ls.engines.contract import Engine
+from completion_ls.engines.exl2 import checks
 from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
-from completion_ls.models.local import prepare, pulled
+from completion_ls.models.local import LocalModel, prepare, pulled, quantisation
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.prompt.fim_probe import fills_in
 from completion_ls.wire.endpoint import DaemonConfig
@@ -45,7 +45,7 @@ class Loaded:
 def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded:
     """Fetch, convert and load as needed. Raises exceptions whose text is for people."""
     check_kind(config)
-    local = prepare(config.model.name, progress=progress)
+    local = _prepared(config, config.model.name, progress)
     progress(f"Loading {local.name}", 0.0)
     tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
     tokenizer.no_padding()
@@ -54,7 +54,7 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     prompts = PromptBuilder(tokenizer, config.model.format, ends)
 
     calm_openmp()
-    guessing = _draft_folder(config.draft, progress)
+    guessing = _draft_folder(config, progress)
     engine = _engine(config, local.folder, guessing, progress)
     remark = _remark(engine, prompts)
     if remark is NO_USE and config.model.format == "auto":
@@ -68,16 +68,26 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
 def check_kind(config: DaemonConfig) -> None:
     """Raise ModelError (a sentence) where the engine cannot read the kind of file that a model is
     in, before gigabytes are fetched or converted for it."""
-    if config.engine.kind != "exllamav2":
-        return
-    for key, name in (("model.name", config.model.name), ("draft.model", config.draft.model)):
-        entry = catalogue.find(name) if name else None
-        if name.lower().endswith(".gguf") or (entry and entry.file_name.endswith(".gguf")):
+    named = [("model.name", config.model.name)]
+    if config.draft.model and config.draft.max_tokens:
+        named.append(("draft.model", config.draft.model))
+    for key, name in named:
+        if config.engine.kind == "exllamav2" and _is_gguf(name):
             raise ModelError(
                 f"{key} is {name!r}, which is a GGUF file, and engine.kind is exllamav2, which "
-                "reads folders of EXL2 models only. Name such a folder, or set engine.kind to "
-                "torch_cpu."
+                f"reads folders of EXL2 models only. Name such a folder; or {checks.WITHOUT_A_CARD}"
             )
+        if config.engine.kind == "torch_cpu" and (method := quantisation(name)):
+            raise ModelError(
+                f"{key} is {name!r}, whose weights are quantised ({method.upper()}), and engine.kind "
+                "is torch_cpu, which cannot read them. Name another model, or choose a profile "
+                "with `completion-ls init` (`--profile cpu` where there is no card)."
+            )
+
+
+def _is_gguf(name: str) -> bool:
+    entry = catalogue.find(name)
+    return (entry.file_name if entry else name).lower().endswith(".gguf")
 
 
 def _remark(engine: Engine, prompts: PromptBuilder) -> str:
@@ -114,11 +124,22 @@ def _engine(
     return TorchCpuEngine.load(folder, config.engine, draft=config.draft, draft_folder=draft_folder)
 
 
-def _draft_folder(draft: DraftSettings, progress: Callable[[str, float], None]) -> Path | None:
-    if not draft.model or draft.max_tokens == 0:
+def _prepared(
+    config: DaemonConfig, name: str, progress: Callable[[str, float], None]
+) -> LocalModel:
+    try:
+        return prepare(name, progress=progress)
+    except ModelError:
+        if config.engine.kind == "exllamav2":  # gigabytes are of no use where nothing computes them
+            checks.check_pieces(checks.pieces())
+        raise
+
+
+def _draft_folder(config: DaemonConfig, progress: Callable[[str, float], None]) -> Path | None:
+    if not config.draft.model or config.draft.max_tokens == 0:
         return None
     try:
-        return prepare(draft.model, progress=progress).folder
+        return _prepared(config, config.draft.model, progress).folder
     except ModelError as error:
         raise ModelError(f"draft.model: {error}") from error
 

@@ -87,6 +87,11 @@ class Daemon:
         self._failure = ""
         self._started = time.time()
 
+    @property
+    def failure(self) -> str:
+        """Why the model could not be loaded, or the engine failed; empty where neither is so."""
+        return self._failure
+
     async def run(self) -> None:
         """Serve. Raises AlreadyRunning where another daemon has the endpoint, and OSError."""
         life = FileLock(self._endpoint.life_lock)

@@ -52,7 +52,7 @@ def find(name: str) -> CatalogueEntry | None:
 
 @dataclass(frozen=True)
 class HubEntry:
-    """A model in a repository of the Hugging Face hub, which is fetched only when that is asked."""
+    """An EXL2 model in a repository of the Hugging Face hub; fetched only when that is asked."""
 
     name: str
     repository: str

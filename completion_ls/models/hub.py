@@ -52,6 +52,10 @@ RETRIES = 5
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./-]{0,99}))?", re.ASCII)
 LONGEST_REPOSITORY = 96
 """The hub's own limit."""
+WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
+"""No folders, drives or dots in front: the hub's word is not taken for where a file is put."""
+LONGEST_WAIT_S = 120
+"""Most that a busy hub can have us wait."""
 
 NEEDED = ("config.json", "tokenizer.json")
 WANTED = {
@@ -96,21 +100,23 @@ class HubFile:
 def parse(name: str) -> HubModel | None:
     """What `owner/name` or `owner/name@revision` means; None where it is neither."""
     found = NAME.fullmatch(name)
-    if not found or len(found[1]) > LONGEST_REPOSITORY or ".." in name or "--" in found[1]:
+    if not found or len(found[1]) > LONGEST_REPOSITORY or ".." in name or "--" in name:
+        return None
+    if name.endswith((UNFINISHED, ".lock")):  # what we call folders that are something else
         return None
     return HubModel(found[1], found[2] or MAIN)
 
 
 def find(model: HubModel) -> Path | None:
     """Its folder, if all files are there in their sizes. Touches no network."""
-    files = _marked(model.folder)
+    files = _marked(model, model.folder)
     whole = files and all(_size(model.folder / file.name) == file.size for file in files)
     return model.folder if whole else None
 
 
 def progress_of(model: HubModel) -> tuple[int, int] | None:
     """Bytes here and bytes of all, where it was begun and not brought to an end."""
-    files = _marked(model.unfinished)
+    files = _marked(model, model.unfinished)
     if not files:
         return None
     return sum(_have(model.unfinished, file) for file in files), sum(file.size for file in files)
@@ -122,7 +128,9 @@ def known() -> list[HubModel]:
     for marker in (cache_dir() / PLACE).glob(f"*/{MARKER}"):
         try:
             values = json.loads(marker.read_text(encoding="utf-8"))
-            found.add(HubModel(str(values["repository"]), str(values["revision"])))
+            model = HubModel(str(values["repository"]), str(values["revision"]))
+            if marker.parent in (model.folder, model.unfinished):
+                found.add(model)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(found, key=str)
@@ -171,13 +179,22 @@ def _api() -> HfApi:
 def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
     """The commit that the revision is at, and the files of it that are wanted."""
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
 
-    info = api.model_info(
-        model.repository,
-        revision=model.revision,
-        files_metadata=True,
-        timeout=constants.HF_HUB_ETAG_TIMEOUT,
-    )
+    try:
+        info = api.model_info(
+            model.repository,
+            revision=model.revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
+    except HFValidationError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"What came for {model} is no answer of the Hugging Face hub: the network may want you to "
+            "log in (open any page in a browser), or a proxy stands between. Then try again."
+        ) from error
     siblings = info.siblings or []
     files = [_hub_file(one) for one in siblings if _is_wanted(one.rfilename)]
     names = {file.name for file in files}
@@ -200,7 +217,7 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
 
 def _is_wanted(name: str) -> bool:
     """No pickles, no code, no pictures, nothing in folders."""
-    return name in WANTED or (name.endswith(".safetensors") and "/" not in name and name[0] != ".")
+    return name in WANTED or WEIGHTS.fullmatch(name) is not None
 
 
 def _hub_file(sibling: RepoSibling) -> HubFile:
@@ -231,7 +248,7 @@ def _unfinished_folder(model: HubModel, commit: str, files: list[HubFile]) -> Pa
         else:
             shutil.rmtree(model.folder)
     part.mkdir(parents=True, exist_ok=True)
-    before = {file.name: file for file in _marked(part)}
+    before = {file.name: file for file in _marked(model, part)}
     kept = {file.name for file in files if before.get(file.name) == file}
     for path in part.iterdir():
         if path.name.removesuffix(UNFINISHED) not in kept:
@@ -298,6 +315,7 @@ def _fetch(url: str, file: HubFile, path: Path, tell: Callable[[], None]) -> Non
     failures = 0
     while (have := path.stat().st_size) < file.size:
         lost: Exception | None = None
+        wait_s = 0
         try:
             _stream(url, file, path, have, tell)
         except httpx2.RequestError as error:
@@ -306,6 +324,7 @@ def _fetch(url: str, file: HubFile, path: Path, tell: Callable[[], None]) -> Non
             if error.response.status_code < 500 and error.response.status_code != 429:
                 raise
             lost = error
+            wait_s = _wait_s(error.response)
         came = path.stat().st_size
         if came == file.size:
             return
@@ -317,7 +336,13 @@ def _fetch(url: str, file: HubFile, path: Path, tell: Callable[[], None]) -> Non
                 f"{megabytes(file.size)} of {file.name} ({said}), and again and again; what came is "
                 "kept. Check the network and run the command again."
             ) from lost
-        time.sleep(failures)
+        time.sleep(max(failures, wait_s))
+
+
+def _wait_s(response: httpx2.Response) -> int:
+    """For how many seconds a busy hub wants to be left alone."""
+    text = response.headers.get("Retry-After", "")
+    return min(int(text), LONGEST_WAIT_S) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 def _stream(url: str, file: HubFile, path: Path, have: int, tell: Callable[[], None]) -> None:
@@ -381,10 +406,13 @@ def _is_right(path: Path, file: HubFile) -> bool:
     return digest.hexdigest() == wanted
 
 
-def _marked(folder: Path) -> list[HubFile]:
-    """The files that the folder's marker names; none where there is no marker."""
+def _marked(model: HubModel, folder: Path) -> list[HubFile]:
+    """The files that the folder's marker names; none where there is no marker, or one of another
+    model."""
     try:
         values = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        if (values["repository"], values["revision"]) != (model.repository, model.revision):
+            return []
         return [
             HubFile(str(name), int(size), str(digest))
             for name, (size, digest) in values["files"].items()

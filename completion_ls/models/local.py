@@ -14,7 +14,17 @@ from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
 from completion_ls.models.store import Progress, file_sha256, megabytes, silent
 
-__all__ = ["LocalModel", "ModelError", "find", "prepare", "pull", "pulled", "to_fetch"]
+__all__ = [
+    "LocalModel",
+    "ModelError",
+    "find",
+    "is_known",
+    "prepare",
+    "pull",
+    "pulled",
+    "quantisation",
+    "to_fetch",
+]
 
 FETCH_SHARE = 0.6
 """Part of the progress given to fetching when a model is fetched and converted."""
@@ -53,14 +63,7 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
         return _from_file(path, progress)
     if repository := _on_hub(name):
         return _from_hub(name, repository)
-    if os.sep in name or name.startswith(("~", ".")) or name.lower().endswith(".gguf"):
-        raise ModelError(f"There is no model file or folder {path}; check the path.")
-    names = [known.name for known in (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)]
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    raise ModelError(
-        f"There is no model called {name!r}; did you mean {nearest[0]!r}? Else give a folder, a "
-        ".gguf file or a repository of the Hugging Face hub (owner/name)."
-    )
+    raise _unknown(name)
 
 
 def pull(name: str, *, progress: Progress = silent) -> LocalModel:
@@ -94,6 +97,31 @@ def to_fetch(name: str) -> int | None:
     return known.size if known else None
 
 
+def is_known(name: str) -> bool:
+    """Whether it may be a model: it is here, or can be asked for. Touches no network."""
+    return bool(catalogue.find(name) or _on_hub(name) or _path(name).exists())
+
+
+def quantisation(name: str) -> str:
+    """How the model's weights are quantised, as config.json calls it ("exl2"); empty where they are
+    not, or where nobody knows before it is here. Touches no network."""
+    repository = None if catalogue.find(name) else _on_hub(name)
+    folder = _path(name)
+    if repository and not folder.exists():
+        here = hub.find(repository)
+        if here is None:  # those of the catalogue are all of this kind, and most others say so
+            is_exl2 = _hub_entry(repository) or "exl2" in str(repository).lower()
+            return "exl2" if is_exl2 else ""
+        folder = here
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("quantization_config")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    return str(method or "unknown")[:50] if found else ""
+
+
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
 
@@ -124,10 +152,35 @@ def _from_hub(name: str, repository: hub.HubModel) -> LocalModel:
         what = f"The model {name} is not on this machine"
     else:
         what = (
-            f"There is no model file or folder {_path(name)}, and the repository {repository} of the "
+            f"There is no model file or folder {name}, and the repository {repository} of the "
             "Hugging Face hub is not on this machine"
         )
     raise ModelError(f"{what}; `completion-ls models pull {name}` fetches it{size}.")
+
+
+def _unknown(name: str) -> ModelError:
+    """The error for a name that means nothing: what was perhaps meant."""
+    if "://" in name:
+        owner, _, rest = name.partition("://")[2].partition("/")[2].partition("/")
+        meant = f"{owner}/{rest.partition('/')[0]}"
+        example = f", which may be {meant!r} here" if hub.parse(meant) else ""
+        return ModelError(
+            f"{name!r} is an address{example}: name a repository of the Hugging Face hub as owner/name "
+            "or owner/name@revision."
+        )
+    if name.endswith("@"):
+        return ModelError(
+            f"{name!r} names no revision behind its @; leave that out for the main one."
+        )
+    if os.sep in name or name.startswith(("~", ".")) or name.lower().endswith(".gguf"):
+        return ModelError(f"There is no model file or folder {name}; check the path.")
+    names = [known.name for known in (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)]
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "`completion-ls models list` names some."
+    return ModelError(
+        f"There is no model called {name!r}; {hint} Else give a folder, a .gguf file or a repository "
+        "of the Hugging Face hub (owner/name)."
+    )
 
 
 def _from_catalogue(entry: CatalogueEntry, progress: Progress, offline: bool) -> LocalModel:

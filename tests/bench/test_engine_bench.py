@@ -206,6 +206,16 @@ def test_a_missing_peer_is_named_before_anything_is_measured(
     assert "needs xllamacpp, which is in the extra `bench`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["engine", "quality", "acceptance"])
+def test_another_engine_than_it_can_measure(
+    action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "nvidia-24gb")
+    assert main(["bench", action]) == 1
+    said = capsys.readouterr().err
+    assert "torch_cpu only" in said and "scripts/gpu_check.sh" in said
+
+
 def test_the_peers_of_the_command_line_are_those_that_are_measured() -> None:
     assert PEERS == (engine.LLAMA_CPP, engine.TRANSFORMERS)
 

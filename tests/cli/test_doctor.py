@@ -63,8 +63,9 @@ def test_wrong_values_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str, value: str
 ) -> None:
     monkeypatch.setenv(f"COMPLETION_LS_ENGINE__{key}", value)
-    _, found = told(capsys)
+    status, found = told(capsys)
     (problem,) = found["problems"]
+    assert (status, found["can_run"]) == (1, True)
     assert f"engine.{key.lower()}" in problem and value in problem
 
 
@@ -78,8 +79,9 @@ def test_what_exllamav2_lacks(
     )
     status, found = told(capsys)
     assert status == 1
-    gguf, lacks = found["obstacles"]
+    lacks, gguf = found["obstacles"]  # what gigabytes do not help comes first
     assert "reads folders of EXL2 models only" in gguf
+    assert all("completion-ls init --profile cpu" in one for one in (lacks, gguf))
     assert lacks.startswith("The exllamav2 engine lacks: two.")
     assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
@@ -127,6 +129,108 @@ def test_the_plan_against_free_memory(
     assert found["facts"]["GPU"] == "a card"
     assert doctor.show(as_json=False) == status
     assert "total" in capsys.readouterr().out
+
+
+def test_settings_that_were_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "nvidia-25gb")
+    assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "COMPLETION_LS_PROFILE: there is no profile 'nvidia-25gb'" in said
+    assert "The engine torch_cpu can run here, but not as you wrote it" in said
+
+
+@pytest.mark.parametrize("key", ["MODEL__NAME", "DRAFT__MODEL"])
+def test_a_quantised_model_on_the_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "exl2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in (str(folder), "qwen2.5-coder-32b-4.0bpw", "someone/some-exl2@4_25"):
+        monkeypatch.setenv(f"COMPLETION_LS_{key}", name)
+        status, found = told(capsys)
+        (sentence,) = found["obstacles"]
+        assert status == 1 and sentence.startswith(f"{key.lower().replace('__', '.')} is '{name}'")
+        assert "(EXL2), and engine.kind is torch_cpu" in sentence and "pull" not in sentence
+
+
+def test_a_draft_of_another_vocabulary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target, draft = (write_tiny_model(tmp_path / name) for name in ("target", "draft"))
+    monkeypatch.setenv("COMPLETION_LS_MODEL__NAME", str(target))
+    monkeypatch.setenv("COMPLETION_LS_DRAFT__MODEL", str(draft))
+    assert told(capsys)[0] == 0
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    status, found = told(capsys)
+    (sentence,) = found["obstacles"]
+    assert status == 1
+    assert sentence.startswith(f"draft.model: The draft model in {draft} has another vocabulary")
+    monkeypatch.setenv("COMPLETION_LS_DRAFT__MAX_TOKENS", "0")
+    assert told(capsys)[0] == 0
+
+
+def test_models_that_are_not_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "nvidia-16gb")
+    _, found = told(capsys)
+    (line,) = found["memory"]
+    assert "as the profile nvidia-16gb sets them up, they take 12.8 GiB" in line
+    *_, model, draft = found["obstacles"]
+    assert model.startswith("The model qwen2.5-coder-14b-4.0bpw is not")
+    assert draft.startswith("draft.model: The model qwen2.5-coder-0.5b-8.0bpw is not")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "remarks", "obstacles"),
+    [(4000, 96, 0, 0), (4000, 97, 1, 0), (64, 4096, 0, 1)],
+)
+def test_room_in_the_context(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: int,
+    output: int,
+    remarks: int,
+    obstacles: int,
+) -> None:
+    chosen = {
+        **EXL2,
+        "COMPLETION_LS_MODEL__NAME": "/no/such",
+        "COMPLETION_LS_PROMPT__MAX_TOKENS": str(prompt),
+        "COMPLETION_LS_COMPLETION__MAX_TOKENS": str(output),
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    _, found = told(capsys)
+    assert len(found["remarks"]) == remarks
+    assert not remarks or "prompts are cut to fewer than 3999 tokens" in found["remarks"][0]
+    assert sum("leaves no room" in one for one in found["obstacles"]) == obstacles
+
+
+@pytest.mark.exl2
+def test_a_draft_that_is_missing_or_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from support.exl2.tiny import write_tiny_models
+
+    made = write_tiny_models(tmp_path)
+    wrong = write_tiny_model(tmp_path / "wrong")
+    for name, value in {**EXL2, "COMPLETION_LS_MODEL__NAME": str(made.target)}.items():
+        monkeypatch.setenv(name, value)
+    for draft, says in ((tmp_path / "none", "no model file"), (wrong, "reads EXL2 only")):
+        monkeypatch.setenv("COMPLETION_LS_DRAFT__MODEL", str(draft))
+        _, found = told(capsys)
+        assert found["memory"] == []
+        assert any(one.startswith("draft.model: ") and says in one for one in found["obstacles"])
 
 
 def test_torch_is_not_imported_where_it_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from completion_ls.cli import init
 from completion_ls.cli.main import main
-from completion_ls.config.sources import profile_names
+from completion_ls.config.sources import profile_names, profiles_dir
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.checks import Piece
 from completion_ls.models import card
@@ -110,20 +111,21 @@ def test_no_driver_and_one_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         (24, 23.0, (8, 6), "nvidia-24gb"),
         (24, None, (8, 9), "nvidia-24gb"),
-        (24, 21.4, (9, 0), "nvidia-24gb"),
-        (24, 21.2, (8, 6), "nvidia-16gb"),
+        (24, 0.5, (9, 0), "nvidia-24gb"),  # our own daemon may hold it
+        (21.9, 21.9, (8, 6), "nvidia-24gb"),
+        (21.7, 21.7, (8, 6), "nvidia-16gb"),
         (16, 15.0, (12, 0), "nvidia-16gb"),
         (12, 11.0, (8, 6), "nvidia-12gb"),
-        (12, 9.1, (8, 6), "cpu"),
+        (9.6, 9.6, (8, 6), "cpu"),
         (8, 7.5, (8, 6), "cpu"),
         (24, 23.0, (7, 5), "cpu"),
     ],
 )
-def test_the_best_profile_that_fits_is_chosen(
-    total: int, free: float | None, capability: tuple[int, int], profile: str
+def test_the_best_profile_for_the_card_is_chosen(
+    total: float, free: float | None, capability: tuple[int, int], profile: str
 ) -> None:
     free_bytes = None if free is None else int(free * GIB)
-    chosen, why = init.choose(GraphicsCard("c", total * GIB, free_bytes, capability))
+    chosen, why = init.choose(GraphicsCard("c", int(total * GIB), free_bytes, capability))
     assert chosen == profile and profile in why
     assert profile in profile_names()
 
@@ -153,7 +155,77 @@ def test_a_card(
     assert "Found NVIDIA Some Card with 24.0 GiB, 23.0 GiB of it free." in said
     assert "1. two is missing. Get two." in said and "Get one" not in said
     assert "2. `completion-ls models pull` fetches qwen2.5-coder-32b-4.0bpw and" in said
-    assert "(about 19.8 GB)" in said
+    assert "(about 19.8 GB); as the profile nvidia-24gb sets them up, they take 21.3 GiB" in said
+    assert "free now" not in said and "it was" not in said
+
+
+def test_a_card_in_use(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "find_card", lambda: GraphicsCard("c", 24 * GIB, 2 * GIB, (8, 6)))
+    file.write_text('profile = "nvidia-24gb-moe"\n')
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert tomllib.loads(file.read_text()) == {"profile": "nvidia-24gb"}
+    assert 'it was "nvidia-24gb-moe".' in said
+    assert "nvidia-24gb takes 21.3 GiB and 2.0 are free now; close" in said
+    monkeypatch.setattr(init, "find_card", lambda: GraphicsCard("c", 12 * GIB, None, (8, 6)))
+    assert init.run("nvidia-16gb", dry_run=True) == 0
+    assert "nvidia-16gb takes 12.8 GiB, and the card has 12.0." in capsys.readouterr().out
+
+
+def test_a_profile_for_a_card_that_is_not_seen_is_kept(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text('profile = "nvidia-24gb"\n')
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert tomllib.loads(file.read_text()) == {"profile": "nvidia-24gb"}
+    assert "is kept" in said and "`completion-ls init --profile cpu`" in said
+    assert init.run("cpu", dry_run=False) == 0
+    assert tomllib.loads(file.read_text()) == {"profile": "cpu"}
+
+
+def test_a_variable_that_goes_before_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "nvidia-12gb")
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert tomllib.loads(file.read_text()) == {"profile": "cpu"}
+    assert "COMPLETION_LS_PROFILE=nvidia-12gb is set and goes before the file" in said
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("[engine]\nkind = 'torch_cpu'\n", "engine.kind is 'torch_cpu', and the profile needs"),
+        ("[model]\nname = '/no/such'\n", "There is no model /no/such; name another one"),
+        ("[model]\nname = 'a/b'\n", "qwen2.5-coder-0.5b-8.0bpw, must be of the same family"),
+        ("[model]\nnam = 'a/b'\n", "Some of your settings were refused"),
+    ],
+)
+def test_own_settings_that_matter(
+    file: Path, capsys: pytest.CaptureFixture[str], own: str, says: str
+) -> None:
+    assert init.run("nvidia-12gb", dry_run=True) == 0
+    assert says not in capsys.readouterr().out
+    file.write_text(own)
+    assert init.run("nvidia-12gb", dry_run=True) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_a_model_that_must_be_made(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert init.run("nvidia-24gb-moe", dry_run=True) == 0
+    said = capsys.readouterr().out
+    assert f"must be made: {profiles_dir() / 'nvidia-24gb-moe.toml'} says how" in said
+    assert "models pull" not in said
 
 
 def test_dry_run_changes_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +246,8 @@ def test_a_profile_that_is_named(
     with monkeypatch.context() as patch:
         patch.setenv("COMPLETION_LS_PROFILE", "x")
         assert main(["init", "--profile", "nvidia-17gb"]) == 1
-    assert "nvidia-16gb" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("--profile: there is no profile") and "nvidia-16gb" in said
     assert tomllib.loads(file.read_text()) == {"profile": "nvidia-16gb"}
 
 
@@ -253,6 +326,24 @@ def test_a_file_that_cannot_be_changed_is_left(
     assert file.read_bytes() == content
     said = capsys.readouterr().err
     assert str(file) in said and "left as it" in said
+
+
+def test_a_byte_order_mark_stays(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf# mine\r\n")
+    assert main(["init"]) == 0
+    assert file.read_bytes() == b'\xef\xbb\xbfprofile = "cpu"\r\n\r\n# mine\r\n'
+    assert main(["init"]) == 0
+    assert file.read_bytes().startswith(b"\xef\xbb\xbfprofile")
+
+
+def test_a_new_file_has_the_rights_of_new_files(file: Path) -> None:
+    file.unlink()
+    before = os.umask(0o027)
+    try:
+        assert main(["init"]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
 
 
 def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:

@@ -44,6 +44,24 @@ def test_each_source_wins_over_the_one_before(
     assert seed() == 4
 
 
+def test_a_byte_order_mark_is_no_error(user_file: Path) -> None:
+    user_file.write_bytes(b"\xef\xbb\xbf[completion]\r\nseed = 1\r\n")
+    settings, problems = sources.resolve()
+    assert (settings.completion.seed, problems) == (1, [])
+
+
+def test_an_option_is_not_blamed_on_the_variable_it_sets(
+    user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "")  # taken back at the end
+    sources.use_profile("nvidia-25gb")
+    (problem,) = sources.resolve()[1]
+    assert problem.source == "--profile"
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "nvidia-26gb")
+    (problem,) = sources.resolve()[1]
+    assert problem.source == "COMPLETION_LS_PROFILE"
+
+
 @pytest.mark.parametrize(
     ("written", "hint"),
     [

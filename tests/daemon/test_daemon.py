@@ -62,6 +62,18 @@ def configured(folder: Path | str, **daemon: Any) -> DaemonConfig:
     return DaemonConfig.of(Settings.model_validate(sections))
 
 
+def test_a_daemon_by_hand_that_cannot_load_says_so_in_its_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "completion_ls", "daemon", "run"],
+        env={**os.environ, "COMPLETION_LS_MODEL__NAME": "/no/such"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "no model file or folder /no/such" in done.stderr
+
+
 @pytest.fixture
 async def client(config: DaemonConfig) -> AsyncIterator[EngineClient]:
     client = EngineClient(config)

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from completion_ls.config.sources import profile_names, resolve
+from completion_ls.daemon.load import load
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.checks import Piece, check_cuda, check_paged, check_pieces, pieces
+from completion_ls.models.errors import ModelError
+from completion_ls.wire.endpoint import DaemonConfig
 
 Install = Callable[..., None]
 
@@ -120,14 +124,42 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piece("NVIDIA driver and GPU").found is None
 
 
-def test_all_that_is_missing_is_named_with_what_to_do() -> None:
+def test_all_that_is_missing_is_named_and_who_says_what_to_do() -> None:
     check_pieces([Piece("one", "1.0", "Get one.")])
     with pytest.raises(RuntimeError) as refusal:
         check_pieces(
             [Piece("one", "1", ""), Piece("two", None, "Get two."), Piece("three", None, "")]
         )
-    assert "Missing: two. Get two. Missing: three." in str(refusal.value)
-    assert "one" not in str(refusal.value).replace("completion", "")
+    assert "Missing: two, three; `completion-ls doctor` says how" in str(refusal.value)
+    assert "init --profile cpu" in str(refusal.value)
+    assert "Get two" not in str(refusal.value) and " one" not in str(refusal.value)
+
+
+@pytest.mark.skipif(all(one.found for one in pieces()), reason="nothing is missing here")
+@pytest.mark.parametrize("profile", profile_names())
+def test_what_is_missing_is_said_before_a_download(
+    profile: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", profile)
+    settings, _ = resolve()
+    if settings.engine.kind == "torch_cpu":
+        pytest.skip("it needs none of these")
+    with pytest.raises(RuntimeError, match=r"Missing: .*completion-ls doctor") as error:
+        load(DaemonConfig.of(settings), lambda text, fraction: None)
+    assert "pull" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["model", "draft"])
+def test_the_cpu_engine_refuses_exl2_before_a_download(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CACHE_DIR", str(tmp_path))
+    variable = {"model": "MODEL__NAME", "draft": "DRAFT__MODEL"}[key]
+    monkeypatch.setenv(f"COMPLETION_LS_{variable}", "qwen2.5-coder-0.5b-8.0bpw")
+    with pytest.raises(ModelError, match=rf"^{key}\..*quantised \(EXL2\)") as error:
+        load(DaemonConfig.of(resolve()[0]), lambda text, fraction: None)
+    assert "pull" not in str(error.value)
 
 
 def test_the_card() -> None:

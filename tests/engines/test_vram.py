@@ -356,10 +356,7 @@ def test_profiles_state_what_they_take_and_fit_their_card(
     assert float(stated[0]) == pytest.approx(gib, abs=0.1)
     assert gib <= FREE[name.split("-")[1]]
     assert chosen.engine.context <= KNOWN_POSITIONS
-    if name in init.NEEDS:
-        assert init.NEEDS[name] == float(stated[0])
-    else:  # its models cannot all be fetched, or it is not the best for completion
-        assert name in ("nvidia-24gb-moe", "nvidia-24gb-gemma")
+    assert init.TAKES_GIB[name] == float(stated[0])
 
 
 def test_downloads_are_as_large_as_the_catalogue_says(quantised: Callable[[str], Path]) -> None:

@@ -81,6 +81,6 @@ def test_the_commands_when_it_is_missing(cache, capsys):
 
 def test_the_commands_with_an_unknown_name(cache, capsys):
     assert models.pull("smollm3") == 1
-    assert "did you mean" in capsys.readouterr().err
+    assert "`completion-ls models list` names some" in capsys.readouterr().err
     assert models.path("smollm3") == 1
     assert capsys.readouterr().out == ""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from completion_ls.cli import models
 from completion_ls.cli.main import main
+from completion_ls.config import sources
 from completion_ls.config.settings import Settings
 from completion_ls.models import catalogue, hub, local, store
 from completion_ls.models.catalogue import HubEntry
@@ -179,6 +180,54 @@ def test_a_server_that_fails_for_a_while(server, cache, monkeypatch):
 
     monkeypatch.setattr(hub, "_stream", mended)
     assert local.pull(NAME).folder == hub.find(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("7", 7), ("100000", 120), ("", 1), ("soon", 1), ("-3", 1)]
+)
+def test_a_busy_hub_says_how_long_to_wait(server, cache, monkeypatch, said, seconds):
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        server.status = 0
+
+    monkeypatch.setattr(hub.time, "sleep", sleep)
+    real = hub._stream
+
+    def busy(*arguments):
+        if not waited:
+            server.status, server.retry_after = 429, said
+        real(*arguments)
+
+    monkeypatch.setattr(hub, "_stream", busy)
+    assert local.pull(NAME).folder == hub.find(MODEL)
+    assert waited == [seconds]
+
+
+@pytest.mark.parametrize("page", [b"<html>Log in</html>", b"[]", b'{"siblings": [{}]}'])
+def test_a_network_that_wants_a_login_first(server, cache, page):
+    server.page = page
+    with pytest.raises(ModelError, match=r"is no answer of the Hugging Face hub.*log in"):
+        local.pull(NAME)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [r"C:\x.safetensors", "c:x.safetensors", "../x.safetensors", "a\0.safetensors",
+     ".x.safetensors", "-x.safetensors", r"a\b.safetensors", "é.safetensors", "x.safetensors\n"],
+)  # fmt: skip
+def test_names_of_files_that_are_not_taken(server, cache, listing, name):
+    assert not hub._is_wanted(name)
+    server.branches[BRANCH][name] = safetensors(10)
+    assert listing(local.pull(NAME).folder) == NEEDED | {"completion-ls.json"}
+
+
+def test_a_folder_of_another_model_is_none(server, cache):
+    folder = local.pull(NAME).folder
+    folder.rename(HubModel(REPOSITORY, "other").folder)
+    assert hub.find(HubModel(REPOSITORY, "other")) is None
+    assert hub.known() == []
 
 
 @pytest.mark.process
@@ -369,6 +418,10 @@ def test_the_models_of_the_settings_are_pulled(server, cache, monkeypatch, capsy
     server.branches["draft"] = server.branches[BRANCH]
     monkeypatch.setenv("COMPLETION_LS_MODEL__NAME", NAME)
     monkeypatch.setenv("COMPLETION_LS_DRAFT__MODEL", f"{REPOSITORY}@draft")
+    assert main(["models", "pull"]) == 1  # the engine of the settings could not read them
+    assert "(EXL2), and engine.kind is torch_cpu" in capsys.readouterr().err
+    assert server.asked == []
+    monkeypatch.setenv("COMPLETION_LS_ENGINE__KIND", "exllamav2")
     assert main(["models", "pull"]) == 0
     assert hub.known() == [MODEL, HubModel(REPOSITORY, "draft")]
     assert main(["models", "path"]) == 0
@@ -376,6 +429,15 @@ def test_the_models_of_the_settings_are_pulled(server, cache, monkeypatch, capsy
     monkeypatch.setenv("COMPLETION_LS_DRAFT__MAX_TOKENS", "many")
     assert main(["models", "pull"]) == 1
     assert "draft.max_tokens" in capsys.readouterr().err
+
+
+def test_the_models_of_a_profile_are_pulled(server, cache, monkeypatch, capsys, tmp_path):
+    """The option may stand behind the command."""
+    monkeypatch.setattr(sources, "profiles_dir", lambda: tmp_path)
+    (tmp_path / "own.toml").write_text(f"model.name = '{NAME}'\nengine.kind = 'exllamav2'")
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "")  # taken back at the end
+    assert main(["models", "pull", "--profile", "own"]) == 0
+    assert hub.known() == [MODEL]
 
 
 def test_a_folder_of_that_name_is_meant_first(server, cache, tmp_path, monkeypatch):
@@ -418,6 +480,7 @@ def test_the_daemon_is_given_the_name(tmp_path, monkeypatch):
             (name, None)
             for name in ("../a", "a--b/c", "a/b c", "a/é", "a/b@-x", "a/" + "b" * 96, "")
         ),
+        *((name, None) for name in ("a/b@c--d", "a/b@c.part", "a/b@c.lock", "a/b.part")),
     ],
 )
 def test_names_of_repositories(name, model):

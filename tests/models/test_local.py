@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_ls.models.convert import converted_folder
-from completion_ls.models.local import LocalModel, ModelError, prepare
+from completion_ls.models.local import LocalModel, ModelError, prepare, quantisation
 
 
 def safetensors(data: bytes = bytes(8)) -> bytes:
@@ -84,6 +84,57 @@ def test_an_unknown_name(cache):
     with pytest.raises(ModelError, match="did you mean 'smollm2-135m-instruct'"):
         prepare("smolm2-135m")
     assert not cache.exists()
+    with pytest.raises(ModelError) as error:
+        prepare("starcoder2")
+    assert "did you mean" not in str(error.value) and "models list" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("https://hub.example/owner/name", "may be 'owner/name' here"),
+        ("https://hub.example/owner/name/tree/4_25", "may be 'owner/name' here"),
+        ("hf://x", "is an address: name a repository"),
+        ("owner/name@", "names no revision behind its @"),
+    ],
+)
+def test_names_that_are_nearly_those_of_the_hub(cache, name, said):
+    with pytest.raises(ModelError, match=said):
+        prepare(name)
+
+
+def test_a_relative_path_to_nothing_is_named_as_it_was(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("./x", "a/b"):
+        with pytest.raises(ModelError, match=f"file or folder {name}[;,]") as error:
+            prepare(name)
+        assert str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ('{"quantization_config": {"quant_method": "exl2"}}', "exl2"),
+        ('{"quantization_config": {}}', ""),
+        ('{"quantization_config": true}', "unknown"),
+        ("{}", ""),
+        ("[]", ""),
+    ],
+)
+def test_how_a_model_is_quantised(folder, config, method):
+    (folder / "config.json").write_text(config)
+    assert quantisation(str(folder)) == method
+
+
+def test_how_a_model_that_is_not_here_is_quantised(cache):
+    for name in (
+        "qwen2.5-coder-7b-6.5bpw",
+        "bartowski/Qwen2.5-Coder-7B-Instruct-exl2@6_5",
+        "someone/some-EXL2@4_25",
+    ):
+        assert quantisation(name) == "exl2"
+    for name in ("smollm2-135m-instruct", "someone/some", "/no/such", "x.gguf"):
+        assert quantisation(name) == ""
 
 
 @pytest.mark.parametrize(

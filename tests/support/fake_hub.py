@@ -89,6 +89,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.private = False
         self.status = 0
         """What every request is answered with, unless 0."""
+        self.retry_after = ""
+        """What goes with it."""
+        self.page = b""
+        """What every request gets, unless empty: a page to log in to a network."""
 
     def files(self, revision: str) -> dict[str, bytes] | None:
         return self.branches.get(BRANCH if revision == COMMIT else revision)
@@ -107,6 +111,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         hub = self.server
         if hub.status:
             return self.refuse(hub.status)
+        if hub.page:
+            return self.answer_with(hub.page, "text/html")
         match parts:
             case ["api", "models", owner, name, *rest] if f"{owner}/{name}" == REPOSITORY:
                 if hub.private:
@@ -184,9 +190,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def answer(self, value: object) -> None:
-        body = json.dumps(value).encode()
+        self.answer_with(json.dumps(value).encode(), "application/json")
+
+    def answer_with(self, body: bytes, kind: str) -> None:
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -202,6 +210,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
+        if self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

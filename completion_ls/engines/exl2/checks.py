@@ -26,6 +26,7 @@ FLASH_ATTN = (2, 5, 7)
 AMPERE = 8
 """The first compute capability that flash-attn computes on."""
 GPU_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+WITHOUT_A_CARD = "`completion-ls init --profile cpu` chooses a small model that needs no card."
 KNOW_THEIR_ROPE = ("Gemma3ForConditionalGeneration",)
 """Architectures for which exllamav2 has the right `rope_theta` by itself."""
 
@@ -64,13 +65,12 @@ def pieces() -> list[Piece]:
 
 
 def check_pieces(found: Sequence[Piece]) -> None:
-    """Raise RuntimeError naming all that is missing and how to get each."""
-    missing = [piece for piece in found if piece.found is None]
+    """Raise RuntimeError naming all that is missing; short, as editors show it in a pop-up."""
+    missing = [piece.name for piece in found if piece.found is None]
     if missing:
         raise RuntimeError(
-            "The exllamav2 engine cannot run here. "
-            + " ".join(f"Missing: {piece.name}. {piece.how_to_get}" for piece in missing)
-            + " Or set engine.kind to torch_cpu."
+            f"The exllamav2 engine cannot run here. Missing: {', '.join(missing)}; `completion-ls "
+            f"doctor` says how to get each. Or {WITHOUT_A_CARD}"
         )
 
 
@@ -92,14 +92,14 @@ def check_cuda(is_available: bool, capability: Callable[[], tuple[int, int]]) ->
     if not is_available:
         raise RuntimeError(
             "torch finds no usable GPU: its CUDA version and the driver may not fit together, or "
-            "CUDA_VISIBLE_DEVICES hides the card. Update the NVIDIA driver, or set engine.kind to "
-            "torch_cpu."
+            "CUDA_VISIBLE_DEVICES hides the card. Update the NVIDIA driver; or "
+            f"{WITHOUT_A_CARD}"
         )
     major, minor = capability()
     if major < AMPERE:
         raise RuntimeError(
             f"The GPU has the compute capability {major}.{minor}, and flash-attn needs {AMPERE}.0 "
-            "(Ampere: RTX 30, A100) or higher. Set engine.kind to torch_cpu."
+            f"(Ampere: RTX 30, A100) or higher. {WITHOUT_A_CARD}"
         )
 
 
