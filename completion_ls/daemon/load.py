@@ -27,9 +27,6 @@ from completion_ls.wire.endpoint import DaemonConfig
 _log = logging.getLogger(__name__)
 
 SLOW = "it is slow here, `completion-ls doctor` may say why"
-"""It would be several times faster on compiled code, which could not be had."""
-NO_USE = "it has tokens for FIM, but does better without them (model.format)"
-"""Tried on a card only, where it takes a second at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +53,13 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     calm_openmp()
     guessing = _draft_folder(config, progress)
     engine = _engine(config, local.folder, guessing, progress)
-    remark = _remark(engine, prompts)
-    if remark is NO_USE and config.model.format == "auto":
-        prompts = PromptBuilder(tokenizer, "plain", ends)
+    remark = SLOW if _is_slow(engine) else ""
+    if prompts.fim and not _fills_in(engine, prompts):
+        if config.model.format == "auto":
+            prompts = PromptBuilder(tokenizer, "plain", ends)
+            _log.info("%s is prompted without its FIM tokens: it does better so", local.name)
+        else:
+            remark = f"it does better without FIM (model.format is {config.model.format!r})"
     if remark:
         _log.warning("%s: %s", local.name, remark)
     progress(f"{local.name} is loaded{remark and '; '}{remark}", 1.0)
@@ -90,16 +91,30 @@ def _is_gguf(name: str) -> bool:
     return (entry.file_name if entry else name).lower().endswith(".gguf")
 
 
-def _remark(engine: Engine, prompts: PromptBuilder) -> str:
-    """What is not as it should be, though the model is loaded; mostly nothing."""
+def _is_slow(engine: Engine) -> bool:
+    """Whether it would be several times faster on compiled code, which could not be had."""
+    from completion_ls.engines.torch_cpu import TorchCpuEngine
+
+    return isinstance(engine, TorchCpuEngine) and not engine.is_compiled
+
+
+def _fills_in(engine: Engine, prompts: PromptBuilder) -> bool:
+    """Whether the model has a use for its FIM tokens, as far as that was tried: not on the CPU, where
+    it would take seconds."""
     from completion_ls.engines.torch_cpu import TorchCpuEngine
 
     if isinstance(engine, TorchCpuEngine):
-        return "" if engine.is_compiled else SLOW
+        return True
     from completion_ls.engines.exl2.engine import Exl2Engine
 
     assert isinstance(engine, Exl2Engine)
-    return NO_USE if prompts.fim and not fills_in(prompts, engine.surprise) else ""
+    try:
+        return fills_in(prompts, engine.surprise)
+    except ValueError:  # the model has no such tokens
+        return False
+    except Exception as error:  # a trial must not keep the engine from starting
+        _log.warning("whether FIM works could not be tried: %s", type(error).__name__)
+        return True
 
 
 def _engine(

@@ -110,6 +110,8 @@ def test_surprise_is_the_models(
         found = engine.surprise(text[:length], text[length : length + tokens])
         assert found == pytest.approx(wanted, abs=0.02 * tokens)
     assert engine.stats().sequences_cached == 0
+    with pytest.raises(ValueError, match="token ids outside"):
+        engine.surprise([VOCABULARY, 5], [6])
 
 
 @pytest.mark.parametrize("cache", ["fp16", "q8", "q6", "q4"])

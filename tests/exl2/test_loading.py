@@ -524,18 +524,20 @@ def test_the_daemon_takes_the_engine_of_the_settings(pair: TinyModels, text: lis
 
 
 @pytest.mark.parametrize(
-    ("fills_in", "format_name", "fim", "says"),
+    ("verdict", "format_name", "fim", "says"),
     [
         (True, "auto", "qwen", "target is loaded"),
-        (False, "auto", None, "target is loaded; it has tokens for FIM, but does better without"),
-        (False, "qwen", "qwen", "target is loaded; it has tokens for FIM, but does better without"),
+        (False, "auto", None, "target is loaded"),
+        (False, "qwen", "qwen", "target is loaded; it does better without FIM"),
         (False, "plain", None, "target is loaded"),
+        (ValueError("no such tokens"), "auto", None, "target is loaded"),
+        (torch.cuda.OutOfMemoryError("short"), "auto", "qwen", "target is loaded"),
     ],
 )
 def test_fim_is_used_where_it_works(
     pair: TinyModels,
     monkeypatch: pytest.MonkeyPatch,
-    fills_in: bool,
+    verdict: bool | Exception,
     format_name: str,
     fim: str | None,
     says: str,
@@ -545,7 +547,9 @@ def test_fim_is_used_where_it_works(
 
     def judge(prompts: Any, surprise: Callable[..., float]) -> bool:
         asked.append(surprise(prompts.fim_prompt("a", "b"), prompts.section("c")))
-        return fills_in
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
 
     monkeypatch.setattr("completion_ls.daemon.load.fills_in", judge)
     monkeypatch.setattr(
@@ -563,5 +567,5 @@ def test_fim_is_used_where_it_works(
     told: list[str] = []
     loaded = load_for_daemon(config, lambda text, fraction: told.append(text))
     assert (loaded.prompts.fim.name if loaded.prompts.fim else None) == fim
-    assert told[-1].startswith(says)
+    assert told[-1].startswith(says) and (";" in says) == (";" in told[-1])
     assert all(value > 0 for value in asked) and len(asked) == (format_name != "plain")
