@@ -16,6 +16,9 @@ const STREAMING = "completion-ls.streaming";
 export const DISMISS = "completion-ls.dismiss";
 const ACCEPTED = "completion-ls.accepted";
 
+/** After so long nobody asks any more at the place where the cursor has gone. */
+const LEFT_MS = 300;
+
 export const SELECTOR: vscode.DocumentSelector = [
   { scheme: "file" },
   { scheme: "untitled" },
@@ -48,6 +51,8 @@ export class Provider implements vscode.Disposable {
     this.disposables.push(
       vscode.commands.registerCommand(DISMISS, () => this.dismiss()),
       vscode.commands.registerCommand(ACCEPTED, (id: string) => this.accepted(id)),
+      vscode.window.onDidChangeTextEditorSelection(() => this.lookWhetherLeft()),
+      vscode.window.onDidChangeActiveTextEditor(() => this.lookWhetherLeft()),
     );
   }
 
@@ -173,12 +178,27 @@ export class Provider implements vscode.Disposable {
     }
   }
 
-  /** VS Code waits no longer. Without any text yet it shows nothing of this, so it need not come; unless
-   * the next key agrees, which the server sees for itself. */
+  /** VS Code waits no longer. Without any text yet it will show nothing of this. */
   private leave(session: Session): void {
-    if (this.live?.session === session && session.items.length === 0 && !session.ended) {
+    if (session.items.length === 0 && !session.ended) {
       session.end();
     }
+    this.lookWhetherLeft();
+  }
+
+  /** Stop the engine where the cursor has gone and nobody asks there. A user who types along asks again in
+   * a moment, and the server goes on with what agrees, although the older request is cancelled. */
+  private lookWhetherLeft(): void {
+    const live = this.live;
+    if (!live || live.session.ended) {
+      return;
+    }
+    setTimeout(() => {
+      const editor = vscode.window.activeTextEditor;
+      if (this.live === live && !(editor && isAt(live.session.asked, editor))) {
+        this.end();
+      }
+    }, LEFT_MS);
   }
 
   /** Escape: nothing more of this suggestion is shown. */
