@@ -1,0 +1,235 @@
+"""The engine daemon with a script in place of its engine: exact text, in parts, with pauses.
+
+It is the real daemon (lock, endpoint, hello, messages) around a worker that reads what to say from a
+file, so that a test may change it at any time. `Script.program` stands for the `completion-ls`
+program: the server that it starts is the real one, and starts this daemon where it would start its
+own, with whatever settings, and again when it was killed.
+
+Run by path, with -P: the files beside this one have names of the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from completion_ls.daemon.statistics import Served, Statistics
+from completion_ls.daemon.worker import Outgoing, Published
+from completion_ls.wire.endpoint import DaemonConfig
+from completion_ls.wire.messages import Chunk, Complete, Done, Loading, Message, Ready
+
+CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What is said where the text before the cursor ends with `after` (from the start of a line on)
+    and, behind it, a beginning of the parts: the rest of them, with `pause_s` between two."""
+
+    after: str
+    parts: Sequence[str]
+    pause_s: float
+
+    def rest(self, prefix: str) -> tuple[int, list[str]] | None:
+        """How many characters of the prefix agree, and the parts that are left; None without any."""
+        text, lines = "".join(self.parts), "\n" + prefix
+        for typed in range(len(text), -1, -1):
+            if lines.endswith("\n" + self.after + text[:typed]):
+                return len(self.after) + typed, self._behind(typed)
+        return None
+
+    def _behind(self, typed: int) -> list[str]:
+        left = []
+        for part in self.parts:
+            if part[typed:]:
+                left.append(part[typed:])
+            typed = max(0, typed - len(part))
+        return left
+
+
+class Script:
+    """What the daemons of a folder say, and what they were asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._speeches = folder / "speeches.json"
+        self._heard = folder / "heard.jsonl"
+        self._load_s = folder / "load_s"
+
+    @classmethod
+    def make(cls, folder: Path) -> Script:
+        """An empty one, in a new folder."""
+        script = cls(folder)
+        folder.mkdir()
+        script.clear()
+        for name, role in ((script.program, "front"), (script.daemon_python, "daemon")):
+            words = [sys.executable, "-P", __file__, role, str(folder)]
+            name.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            name.chmod(0o755)
+        return script
+
+    @property
+    def program(self) -> Path:
+        """`completion-ls`, whose daemon follows the script."""
+        return self.folder / "completion-ls"
+
+    @property
+    def daemon_python(self) -> Path:
+        """What the front takes for the Python that runs its daemon."""
+        return self.folder / "daemon-python"
+
+    def say(self, after: str, *parts: str, pause_s: float = 0.3) -> None:
+        """From now on, say this as well."""
+        self._write([*self.speeches(), Speech(after, parts, pause_s)])
+
+    def clear(self) -> None:
+        """Say nothing, and forget what was heard."""
+        self._write([])
+        self._heard.write_text("")
+        self._load_s.write_text("0.1")
+
+    def loads_for(self, seconds: float) -> None:
+        """The next daemon that starts is loading for so long."""
+        self._load_s.write_text(str(seconds))
+
+    def heard(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What daemons were told (`complete`, `cancel`, `promote`) and did (`load`, `done`), in order;
+        all of it, or one kind."""
+        events = [json.loads(line) for line in self._heard.read_text().splitlines()]
+        return [event for event in events if kind in (None, event["kind"])]
+
+    def speeches(self) -> list[Speech]:
+        """What is said now."""
+        return [Speech(**one) for one in json.loads(self._speeches.read_text())]
+
+    def load_s(self) -> float:
+        """For how long a daemon that starts now is loading."""
+        return float(self._load_s.read_text())
+
+    def note(self, kind: str, **what: object) -> None:
+        """Add to what was heard (in one write, so that several daemons may)."""
+        with self._heard.open("a", buffering=1) as stream:
+            stream.write(json.dumps({"kind": kind, "daemon": os.getpid(), **what}) + "\n")
+
+    def answer(self, prefix: str) -> Speech:
+        """What is said behind a prefix: by the speech that agrees with most of it."""
+        found = [(rest, one) for one in self.speeches() if (rest := one.rest(prefix))]
+        if not found:
+            return Speech("", [], 0)
+        (_, parts), speech = max(found, key=lambda pair: pair[0][0])
+        return Speech("", parts, speech.pause_s)
+
+    def _write(self, speeches: list[Speech]) -> None:
+        temporary = self._speeches.with_suffix(".new")
+        temporary.write_text(json.dumps([asdict(one) for one in speeches]))
+        temporary.replace(self._speeches)
+
+
+class ScriptedWorker:
+    """In the place of `daemon.worker.Worker`, on the event loop."""
+
+    def __init__(
+        self, script: Script, config: DaemonConfig, publish: Callable[[Published], None]
+    ) -> None:
+        self.statistics = Statistics()
+        self._script = script
+        self._model = config.model.name
+        self._publish = publish
+        self._ready = asyncio.Event()
+        self._jobs: dict[tuple[Hashable, int], asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        self._loading = asyncio.create_task(self._load())
+
+    def submit(self, peer: Hashable, request: Complete) -> None:
+        line = request.prefix[request.prefix.rfind("\n") + 1 :]
+        self._script.note("complete", id=request.id, lane=request.lane, line=line)
+        job = asyncio.create_task(self._answer(peer, request))
+        self._jobs[peer, request.id] = job
+        job.add_done_callback(lambda _: self._jobs.pop((peer, request.id), None))
+
+    def cancel(self, peer: Hashable, id: int, *, complete: bool = False) -> None:
+        if job := self._jobs.get((peer, id)):
+            self._script.note("cancel", id=id, complete=complete)
+            job.cancel()
+
+    def promote(self, peer: Hashable, id: int) -> None:
+        self._script.note("promote", id=id)
+
+    def cancel_all(self, peer: Hashable) -> None:
+        for owner, id in list(self._jobs):
+            if owner == peer:
+                self.cancel(peer, id)
+
+    def snapshot(self, answer: Callable[[dict[str, Any]], None]) -> None:
+        own = {"model": self._model, "max_context": CONTEXT, "jobs_active": len(self._jobs)}
+        answer(own | self.statistics.figures())
+
+    def close(self) -> None:
+        for job in self._jobs.values():
+            job.cancel()
+
+    def join(self, timeout: float) -> None:
+        pass
+
+    async def _load(self) -> None:
+        self._script.note("load", model=self._model)
+        steps = 10
+        for step in range(steps):
+            self._send(None, Loading(text=f"Loading {self._model}", fraction=step / steps))
+            await asyncio.sleep(self._script.load_s() / steps)
+        self._send(None, Ready(model=self._model, max_context=CONTEXT))
+        self._ready.set()
+
+    async def _answer(self, peer: Hashable, request: Complete) -> None:
+        await self._ready.wait()
+        speech = self._script.answer(request.prefix)
+        for number, part in enumerate(speech.parts):
+            if number:
+                await asyncio.sleep(speech.pause_s)
+            self._send(peer, Chunk(id=request.id, text=part, reused=0, computed=1))
+            if request.stop_at_line and "\n" in part:
+                break
+        self.statistics.jobs += 1
+        self.statistics.awaited += request.lane != "background"
+        self.statistics.recent.append(Served(0, 1, 1.0))
+        self._script.note("done", id=request.id)
+        done = Done(
+            id=request.id,
+            finish="stop",
+            reused=0,
+            computed=1,
+            generated=len(speech.parts),
+            first_token_ms=1.0,
+            total_ms=1.0,
+        )
+        self._send(peer, done)
+
+    def _send(self, peer: Hashable | None, message: Message) -> None:
+        self._publish(Outgoing(peer, message))
+
+
+def run(role: str, folder: str, *arguments: str) -> int:
+    """Be the front or the daemon of a script's folder."""
+    script = Script(Path(folder))
+    if role == "front":
+        from completion_ls.cli.main import main
+
+        sys.executable = str(script.daemon_python)
+        return main(arguments)
+    from completion_ls.cli import daemon
+    from completion_ls.daemon import server
+
+    server.Worker = lambda *given: ScriptedWorker(script, *given)  # type: ignore[assignment,misc]
+    return daemon.run("-")
+
+
+if __name__ == "__main__":
+    sys.exit(run(*sys.argv[1:]))
