@@ -42,8 +42,8 @@ def test_cutting_a_prompt_changes_nothing(
         kv.tokens.extend(PROMPT[start:end])
         torch.testing.assert_close(got, expected[end - wanted : end], atol=1e-4, rtol=0)
     for cut, once in zip(kv.layers, whole.layers, strict=True):
-        known = slice(None), slice(None), slice(len(PROMPT))
-            torch.testing.assert_close(cut[known], once[known], atol=1e-4, rtol=0)
+        known = (slice(None), slice(None), slice(len(PROMPT)))
+        torch.testing.assert_close(cut[known], once[known], atol=1e-4, rtol=0)
 
 
 def test_a_pass_repeated_over_its_own_trace_gives_the_same(tiny: Callable) -> None:
