@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -304,7 +305,10 @@ def _in_its_process(name: str, options: Options) -> Part:
             end = f"died with the status {status}; what it said is above"
         except subprocess.TimeoutExpired:
             status, end = -1, f"was not through after {PATIENCE_S} s and was stopped"
-        part = Part.of(json.loads(out.read_text())) if out.is_file() else Part()
+        try:
+            part = Part.of(json.loads(out.read_text()))
+        except (OSError, ValueError, KeyError, TypeError):
+            part = Part(problems=[f"The part {name!r} has left no figures."])
     if status:
         part.problems.append(f"The part {name!r} {end}.")
     return part
@@ -346,12 +350,19 @@ def main() -> int:
             print(f"Missing: {piece.name}. {piece.how_to_get}", file=sys.stderr)
         if missing:
             return 2
+    if given.part:
+        options = Options(given.dry_run, given.shape, given.folder)
+        part = run_part(given.part, options, lambda part: _save(part, given.out))
+        _write(part, given.out)
+        return 0
+    if given.json:
+        try:
+            given.json.open("a").close()
+        except OSError as error:
+            print(f"{given.json} cannot be written: {error.strerror}.", file=sys.stderr)
+            return 2
     with tempfile.TemporaryDirectory() as made:
         options = Options(given.dry_run, given.shape, given.folder or Path(made))
-        if given.part:
-            part = run_part(given.part, options, lambda part: _save(part, given.out))
-            _write(part, given.out)
-            return 0
         parts = []
         for name in PARTS:
             parts.append(_in_its_process(name, options))
@@ -367,5 +378,12 @@ def main() -> int:
     return exit_status(whole) if whole.rows else 2
 
 
+def _exit(number: int, frame: object) -> None:
+    """Not as a signal does by itself: a part's process is to end, too, and folders are to go."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, _exit)
     sys.exit(main())

@@ -18,17 +18,25 @@ give_up() { echo "$*" >&2; exit 2; }
 runs() { PYTHONPATH=$root "$1" -c "$2" > /dev/null 2>&1; }
 
 # Looked at before anything is installed.
+check_value() {
+    case $1=$2 in
+        --shape=32b | --shape=14b | --shape=7b | --shape=1.5b | --shape=tiny) ;;
+        --shape=*) give_up "There is no shape $2; $0 --help says which there are." ;;
+        --json=*) [ ! -d "$2" ] && [ -d "$(dirname -- "$2")" ] || give_up "No file can be written at $2." ;;
+    esac
+}
 dry_run= value_follows=
 for option; do
     if [ "$value_follows" ]; then
+        check_value "$value_follows" "$option"
         value_follows=
         continue
     fi
     case $option in
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --dry-run) dry_run=1 ;;
-        --shape | --json | --folder) value_follows=1 ;;
-        --shape=* | --json=* | --folder=*) ;;
+        --shape | --json | --folder) value_follows=$option ;;
+        --shape=* | --json=* | --folder=*) check_value "${option%%=*}" "${option#*=}" ;;
         *) give_up "There is no option $option; $0 --help says which there are." ;;
     esac
 done

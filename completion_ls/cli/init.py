@@ -23,6 +23,7 @@ from completion_ls.config.sources import (
     PROFILE_KEY,
     PROFILE_OPTION,
     PROFILE_VARIABLE,
+    parsed,
     profile_names,
     profiles_dir,
     resolve,
@@ -76,7 +77,10 @@ def run(profile: str | None, *, dry_run: bool) -> int:
         elif dry_run:
             print(f"{line} would be written into {shown(file)}{was}; nothing was changed.")
         else:
-            _replace(file, new)
+            try:
+                _replace(file, new)
+            except OSError as error:
+                raise _unusable(file, error) from error
             print(f"{line} was written into {shown(file)}{was}.")
     except InitError as error:
         print(error, file=sys.stderr)
@@ -131,10 +135,10 @@ def with_profile(text: str, name: str, file: Path) -> str:
     before = _parsed(text, file)
     if before.get(PROFILE_KEY) == name:
         return text
-    if isinstance(before.get(PROFILE_KEY), dict):
+    if isinstance(before.get(PROFILE_KEY), dict | list):
         raise InitError(
-            f"In {file}, {PROFILE_KEY} is a table, but it must be the name of a profile; the file was "
-            "left as it is. Mend it, then try again."
+            f"In {file}, {PROFILE_KEY} is a table or a list, but it must be the name of a profile; the "
+            "file was left as it is. Mend it, then try again."
         )
     document = tomlkit.parse(text)
     if PROFILE_KEY in document:
@@ -237,21 +241,35 @@ def _own(settings: Settings, profile: str) -> Iterator[str]:
 def _read(file: Path) -> str:
     """The text, without a byte order mark."""
     try:
+        if file.exists() and not file.is_file():
+            raise InitError(
+                f"{file} is a folder, a device or a pipe; name a file in COMPLETION_LS_CONFIG."
+            )
         return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:
         raise InitError(f"{file} is not UTF-8 text ({error}); it was left as it is.") from error
+    except OSError as error:
+        raise _unusable(file, error) from error
+
+
+def _unusable(file: Path, error: OSError) -> InitError:
+    return InitError(
+        f"{file} cannot be read or written ({error.strerror}); it was left as it is. Make it and its "
+        "folder writable, or name another file in COMPLETION_LS_CONFIG."
+    )
 
 
 def _parsed(text: str, file: Path) -> dict[str, Any]:
     try:
+        values = parsed(text)
         tomlkit.parse(text)
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, TOMLKitError) as error:
+    except (tomllib.TOMLDecodeError, TOMLKitError, RecursionError) as error:
         raise InitError(
             f"{file} is not TOML ({error}); it was left as it is. Mend it, then try again."
         ) from error
+    return values
 
 
 def _replace(file: Path, text: str) -> None:

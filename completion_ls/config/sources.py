@@ -175,10 +175,20 @@ def _unknown(key: str, source: Source, known: Iterable[str]) -> Problem:
     return Problem(key, source.name, f"there is no such setting. {hint}")
 
 
+def parsed(text: str) -> dict[str, Any]:
+    """TOML. Raises TOMLDecodeError, also where it is nested more deeply than Python can show."""
+    try:
+        values = tomllib.loads(text)
+        repr(values)
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("it is nested too deeply") from error
+    return values
+
+
 def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     try:
         # Some editors put a byte order mark in front.
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        return parsed(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -200,7 +210,7 @@ def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
 
 def _user_file(problems: list[Problem]) -> Source:
     file = paths.config_file()
-    if "COMPLETION_LS_CONFIG" in os.environ and not file.exists():
+    if os.environ.get("COMPLETION_LS_CONFIG") and not file.exists():
         problems.append(Problem("", "COMPLETION_LS_CONFIG", f"there is no file {file}."))
     return Source(str(file), _read_toml(file, problems))
 
@@ -218,7 +228,7 @@ def _environment(environment: Mapping[str, str], problems: list[Problem]) -> lis
         elif separator:
             # Written as in TOML where it is TOML (numbers, booleans, lists), plain text otherwise.
             try:
-                value = tomllib.loads(f"value = {text}")["value"]
+                value = parsed(f"value = {text}")["value"]
             except tomllib.TOMLDecodeError:
                 value = text
             found.append(Source(variable, {section: {key: value}}))

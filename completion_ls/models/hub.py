@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
-import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,8 +53,12 @@ RETRIES = 5
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./-]{0,99}))?", re.ASCII)
 LONGEST_REPOSITORY = 96
 """The hub's own limit."""
-WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
-"""No folders, drives or dots in front: the hub's word is not taken for where a file is put."""
+WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}\.safetensors", re.ASCII)
+"""No folders, drives or dots in front, and nothing too long for a disk: the hub's word is not taken for
+where a file is put."""
+LARGEST = 1 << 50
+"""Bytes of a file; whoever says more means something else."""
+RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 LONGEST_WAIT_S = 120
 """Most that a busy hub can have us wait."""
 
@@ -64,6 +69,13 @@ WANTED = {
     *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
     "model.safetensors.index.json",
 }
+
+SHAPELESS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What comes of JSON that is none, or of another shape than was promised."""
+
+
+class _OtherPart(Exception):
+    """A host does not send the part of a file that it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +140,11 @@ def known() -> list[HubModel]:
     for marker in (cache_dir() / PLACE).glob(f"*/{MARKER}"):
         try:
             values = json.loads(marker.read_text(encoding="utf-8"))
-            model = HubModel(str(values["repository"]), str(values["revision"]))
-            if marker.parent in (model.folder, model.unfinished):
-                found.add(model)
-        except (OSError, ValueError, KeyError, TypeError):
+            model = parse(f"{values['repository']}@{values['revision']}")
+        except (OSError, *SHAPELESS):
             continue
+        if model and marker.parent in (model.folder, model.unfinished):
+            found.add(model)
     return sorted(found, key=str)
 
 
@@ -188,15 +200,16 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
             files_metadata=True,
             timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
+        commit = info.sha or model.revision
+        commit.encode("ascii")  # or it is none
+        files = [_hub_file(one) for one in info.siblings or [] if _is_wanted(one.rfilename)]
     except HFValidationError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except SHAPELESS as error:
         raise ModelError(
             f"What came for {model} is no answer of the Hugging Face hub: the network may want you to "
             "log in (open any page in a browser), or a proxy stands between. Then try again."
         ) from error
-    siblings = info.siblings or []
-    files = [_hub_file(one) for one in siblings if _is_wanted(one.rfilename)]
     names = {file.name for file in files}
     missing = [name for name in NEEDED if name not in names]
     if not any(name.endswith(".safetensors") for name in names):
@@ -212,7 +225,7 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
             f"The repository {model.repository} is no model that can be used at its revision "
             f"{model.revision}: it has no {' and no '.join(missing)} there; {hint}."
         )
-    return info.sha or model.revision, files
+    return commit, files
 
 
 def _is_wanted(name: str) -> bool:
@@ -221,12 +234,14 @@ def _is_wanted(name: str) -> bool:
 
 
 def _hub_file(sibling: RepoSibling) -> HubFile:
-    if sibling.size is None or (sibling.lfs is None and sibling.blob_id is None):
+    size = sibling.size
+    is_size = isinstance(size, int) and 0 <= size < LARGEST
+    if size is None or not is_size or (sibling.lfs is None and sibling.blob_id is None):
         raise ModelError(
             f"The Hugging Face hub does not say how large {sibling.rfilename} is; try again later."
         )
     digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs else f"git:{sibling.blob_id}"
-    return HubFile(sibling.rfilename, sibling.size, digest)
+    return HubFile(sibling.rfilename, size, digest)
 
 
 def _branches(api: HfApi, model: HubModel) -> list[str]:
@@ -235,24 +250,26 @@ def _branches(api: HfApi, model: HubModel) -> list[str]:
 
     try:
         return sorted(branch.name for branch in api.list_repo_refs(model.repository).branches)
-    except (httpx2.HTTPError, OSError, KeyError, ValueError):
+    except (httpx2.HTTPError, OSError, *SHAPELESS):
         return []
 
 
 def _unfinished_folder(model: HubModel, commit: str, files: list[HubFile]) -> Path:
-    """The folder to fetch into, with what is there of these very files and nothing else."""
-    part = model.unfinished
-    if model.folder.exists():  # whole once, and something of it is gone now
-        if not part.exists():
-            model.folder.rename(part)
-        else:
-            shutil.rmtree(model.folder)
-    part.mkdir(parents=True, exist_ok=True)
-    before = {file.name: file for file in _marked(model, part)}
-    kept = {file.name for file in files if before.get(file.name) == file}
-    for path in part.iterdir():
-        if path.name.removesuffix(UNFINISHED) not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """The folder to fetch into, with what is there of these very files. Nothing goes but files that an
+    earlier attempt put there."""
+    part = there = model.unfinished
+    if os.path.lexists(model.folder):  # whole once, and something of it is gone now
+        there = model.folder
+        if os.path.lexists(part):
+            raise _in_the_way(there)
+    elif not os.path.lexists(part):
+        part.mkdir()
+    before = _ours(model, there, files)
+    if there != part:
+        there.rename(part)
+    for file in set(before) - set(files):
+        for path in _places(part, file.name):
+            path.unlink(missing_ok=True)
     marker = {
         "repository": model.repository,
         "revision": model.revision,
@@ -265,6 +282,36 @@ def _unfinished_folder(model: HubModel, commit: str, files: list[HubFile]) -> Pa
     return part
 
 
+def _ours(model: HubModel, folder: Path, files: list[HubFile]) -> list[HubFile]:
+    """The files that the folder's marker names. Raises ModelError where a link or something of the
+    user's own is in the place of the folder, of one of these or of `files`."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise _in_the_way(folder)
+    marked = _marked(model, folder)
+    if not marked and not set(folder.iterdir()) <= set(_places(folder, MARKER)):
+        raise _in_the_way(folder)
+    own = {MARKER, *(file.name for file in marked)}
+    for name in own.union(file.name for file in files):
+        for path in _places(folder, name):
+            if os.path.lexists(path) and (
+                name not in own or not stat.S_ISREG(path.lstat().st_mode)
+            ):
+                raise _in_the_way(path)
+    return marked
+
+
+def _in_the_way(path: Path) -> ModelError:
+    return ModelError(
+        f"{path} is in the way: it is not what a pull leaves there, so it was left as it is. Move it "
+        "away, or delete it if you do not need it, then run the command again."
+    )
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where a file lies once it is whole, and before."""
+    return folder / name, folder / (name + UNFINISHED)
+
+
 def _fetch_all(
     api: HfApi,
     model: HubModel,
@@ -274,21 +321,23 @@ def _fetch_all(
     progress: Progress,
 ) -> None:
     total = max(1, sum(file.size for file in files))
+    have = sum(_have(part, file) for file in files)
     for number, file in enumerate(files, 1):
         text = f"fetching file {number} of {len(files)}, {megabytes(total)} in all"
+        others = have - _have(part, file)
+        have = others + file.size
 
-        def tell(text: str = text) -> None:
-            progress(text, sum(_have(part, file) for file in files) / total)
+        def tell(text: str = text, file: HubFile = file, others: int = others) -> None:
+            progress(text, (others + _have(part, file)) / total)
 
         tell()
-        path = part / file.name
+        path, unfinished = _places(part, file.name)
         if _size(path) == file.size:
             continue
-        unfinished = part / (file.name + UNFINISHED)
         url = _url(api, model, commit, file)
         _fetch(url, file, unfinished, tell)
         if file.size >= CHUNK * 64:
-            progress(f"checking {file.name}", sum(_have(part, file) for file in files) / total)
+            tell(f"checking {file.name}")
         if not _is_right(unfinished, file):
             unfinished.unlink()
             raise ModelError(
@@ -305,23 +354,37 @@ def _url(api: HfApi, model: HubModel, commit: str, file: HubFile) -> str:
 
 
 def _fetch(url: str, file: HubFile, path: Path, tell: Callable[[], None]) -> None:
-    """Bring `path` to the file's size, from what is there on; a lost connection is made again."""
+    """Bring `path` to the file's size, from what is there on; a lost connection is made again. A host
+    that sends another part is asked for the whole file once, and where the address that the hub gave
+    has run out, the hub is asked once more."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
     if (_size(path) or 0) > file.size:
         path.unlink()
     path.touch()
-    failures = 0
+    failures, is_anew, is_again = 0, False, False
     while (have := path.stat().st_size) < file.size:
         lost: Exception | None = None
         wait_s = 0
         try:
             _stream(url, file, path, have, tell)
+        except _OtherPart as error:
+            path.write_bytes(b"")
+            if is_anew:
+                raise ModelError(
+                    f"What came for {file.name} is not the part that was asked for: something between "
+                    "here and the Hugging Face hub changes it; try again later or from another network."
+                ) from error
+            is_anew = True
+            continue
         except httpx2.RequestError as error:
             lost = error
         except HfHubHTTPError as error:
-            if error.response.status_code < 500 and error.response.status_code != 429:
+            status = error.response.status_code
+            if status in (401, 403) and error.response.history and not is_again:
+                is_again = True
+            elif status < 500 and status != 429:
                 raise
             lost = error
             wait_s = _wait_s(error.response)
@@ -357,15 +420,17 @@ def _stream(url: str, file: HubFile, path: Path, have: int, tell: Callable[[], N
         headers["Range"] = f"bytes={have}-"
     timeout = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        if response.status_code == 416:
+            raise _OtherPart
         if response.is_error:
             response.read()  # what the hub says of it
         hf_raise_for_status(response)
-        whole = _whole_size(response)
+        start, whole = _start_and_size(response)
+        if start not in (0, have):
+            raise _OtherPart
         if whole is not None and whole != file.size:
             raise _wrong_size(file, whole)
-        if have and response.status_code != 206:
-            have = 0  # a proxy that knows no ranges sends it from the start
-        told = have
+        have = told = start  # a proxy that knows no ranges sends it from the start
         # Closed, and so written, on whatever way out: what came counts for the next attempt.
         with path.open("ab" if have else "wb", buffering=CHUNK) as target:
             for block in response.iter_bytes():
@@ -378,13 +443,15 @@ def _stream(url: str, file: HubFile, path: Path, have: int, tell: Callable[[], N
                     tell()
 
 
-def _whole_size(response: httpx2.Response) -> int | None:
-    """The size of the whole file that an answer is about, where it says one."""
+def _start_and_size(response: httpx2.Response) -> tuple[int, int | None]:
+    """At which byte of the file an answer begins, and the file's size where it says one."""
     if response.status_code == 206:
-        text = response.headers.get("Content-Range", "").rpartition("/")[2]
-    else:
-        text = response.headers.get("Content-Length", "")
-    return int(text) if text.isdecimal() else None
+        found = RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not found:
+            raise _OtherPart
+        return int(found[1]), None if found[2] == "*" else int(found[2])
+    text = response.headers.get("Content-Length", "")
+    return 0, int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _wrong_size(file: HubFile, size: int) -> ModelError:
@@ -413,12 +480,14 @@ def _marked(model: HubModel, folder: Path) -> list[HubFile]:
         values = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         if (values["repository"], values["revision"]) != (model.repository, model.revision):
             return []
-        return [
-            HubFile(str(name), int(size), str(digest))
+        files = [
+            HubFile(name, int(size), str(digest))
             for name, (size, digest) in values["files"].items()
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        right = all(_is_wanted(one.name) and 0 <= one.size < LARGEST for one in files)
+    except (OSError, *SHAPELESS):
         return []
+    return files if right else []
 
 
 def _have(folder: Path, file: HubFile) -> int:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from completion_ls.cli import init
 from completion_ls.cli.main import main
-from completion_ls.config.sources import profile_names, profiles_dir
+from completion_ls.config.paths import config_file
+from completion_ls.config.sources import profile_names, profiles_dir, resolve
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.checks import Piece
 from completion_ls.models import card
@@ -316,8 +317,10 @@ def test_any_file_keeps_what_it_holds(lines: list[str], own: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"profile = ", b"[a\n", b"a = 1\na = 2\n", b"\xff\xfe", b"[profile]\nname = 'x'\n"]
-)
+    "content",
+    [b"profile = ", b"[a\n", b"a = 1\na = 2\n", b"\xff\xfe", b"[profile]\nname = 'x'\n",
+     b"[[profile]]\nname = 'x'\n", b"a = " + b"[" * 5000 + b"]" * 5000, b"a" + b".a" * 5000 + b" = 1"],
+)  # fmt: skip
 def test_a_file_that_cannot_be_changed_is_left(
     file: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
@@ -326,6 +329,64 @@ def test_a_file_that_cannot_be_changed_is_left(
     assert file.read_bytes() == content
     said = capsys.readouterr().err
     assert str(file) in said and "left as it" in said
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = Path(os.devnull) if kind == "device" else tmp_path / "config.toml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", str(path))
+    # A trial only: should this fail, and for root, the machine is to keep its devices.
+    assert main(["init", "--dry-run"]) == 1
+    assert f"{path} is a folder, a device or a pipe; name a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["loop", "below a file", "long", "longer", "closed"])
+def test_a_file_that_cannot_be_read_or_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "config.toml"
+    if kind == "loop":
+        path.symlink_to(path)
+    elif kind == "below a file":
+        path.touch()
+        path /= "config.toml"
+    elif kind in ("long", "longer"):
+        path = folder / ("n" * (250 if kind == "long" else 300))
+    else:
+        folder.chmod(0o555)
+        if os.access(folder, os.W_OK):
+            pytest.skip("whoever runs this may write everywhere")
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", str(path))
+    before = list(folder.iterdir())
+    assert main(["init"]) == 1
+    assert list(folder.iterdir()) == before
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path} cannot be read or written (") and said.count("\n") == 1
+
+
+def test_an_empty_name_of_the_file_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for all who read the settings."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", "")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--dry-run"]) == 0
+    file = config_file()
+    assert file.is_relative_to(tmp_path) and not file.exists()
+    assert resolve()[1] == []  # a file that is not named need not be there
+    assert main(["init"]) == 0
+    assert file.read_text() == 'profile = "cpu"\n'
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [file]
 
 
 def test_a_byte_order_mark_stays(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -101,6 +102,16 @@ def test_a_name_of_the_catalogue(server, cache, entry, capsys):
     assert capsys.readouterr().out == f"{model.folder}\n"
 
 
+def test_progress_looks_at_each_file_a_few_times(server, cache, monkeypatch):
+    looked = []
+    real = hub._size
+    monkeypatch.setattr(hub, "_size", lambda path: looked.append(path) or real(path))
+    more = {f"more-{number}.safetensors": safetensors(9) for number in range(25)}
+    server.branches[BRANCH] = {**server.branches[BRANCH], **more}
+    local.pull(NAME)
+    assert len(looked) < 15 * (len(NEEDED) + len(more))
+
+
 def test_nothing_is_fetched_unasked(server, cache):
     for offline in (True, False):
         with pytest.raises(ModelError, match=f"not on this machine; .*models pull {NAME}` fetches"):
@@ -167,6 +178,50 @@ def test_a_hub_that_knows_no_ranges(server, cache):
     assert starts(server) == [0, 0]
 
 
+def test_a_hub_that_refuses_ranges(server, cache):
+    server.refuse_ranges = True
+    server.cut = 1
+    folder = local.pull(NAME).folder
+    assert (folder / LARGE).read_bytes() == server.branches[BRANCH][LARGE]
+    assert starts(server) == [0, 1_500_040, 0]
+
+
+@pytest.mark.parametrize(
+    "said", ["bytes 9-3000079/3000080", "bytes 0-1/" + "9" * 5000, "bytes ²-³/³", "none"]
+)
+def test_another_part_than_was_asked_for(server, cache, said):
+    server.content_range = said
+    for _ in range(2):
+        with pytest.raises(ModelError, match=rf"for {LARGE} is not the part that was asked for"):
+            local.pull(NAME)
+    assert starts(server) == [0, 0, 0, 0]
+    server.content_range = ""
+    local.pull(NAME)
+
+
+def test_a_part_that_begins_elsewhere_is_fetched_anew(server, cache, monkeypatch):
+    server.cut = 1
+    real = hub._stream
+
+    def stream(url, file, path, have, tell):
+        server.content_range = f"bytes {have - 5}-3000079/3000080" if have else ""
+        real(url, file, path, have, tell)
+
+    monkeypatch.setattr(hub, "_stream", stream)
+    folder = local.pull(NAME).folder
+    assert (folder / LARGE).read_bytes() == server.branches[BRANCH][LARGE]
+    assert starts(server) == [0, 1_500_040, 0]
+
+
+def test_an_address_that_ran_out_is_asked_for_once_more(server, cache):
+    server.expired = 2
+    with pytest.raises(ModelError, match=r"\(403\)"):
+        local.pull(NAME)
+    server.expired = 1
+    local.pull(NAME)
+    assert server.expired == 0
+
+
 def test_a_server_that_fails_for_a_while(server, cache, monkeypatch):
     real = hub._stream
 
@@ -205,16 +260,40 @@ def test_a_busy_hub_says_how_long_to_wait(server, cache, monkeypatch, said, seco
     assert waited == [seconds]
 
 
-@pytest.mark.parametrize("page", [b"<html>Log in</html>", b"[]", b'{"siblings": [{}]}'])
+@pytest.mark.parametrize(
+    "page",
+    [b"<html>Log in</html>", b"[]", b"{}", b'{"siblings": [{}]}', b"[" * 100_000,
+     b'{"id": "a/b", "siblings": [{"rfilename": 5}]}', b'{"id": "a/b", "sha": 5}',
+     b'{"id": "a/b", "sha": "\\ud800", "siblings": []}'],
+)  # fmt: skip
 def test_a_network_that_wants_a_login_first(server, cache, page):
     server.page = page
     with pytest.raises(ModelError, match=r"is no answer of the Hugging Face hub.*log in"):
         local.pull(NAME)
 
 
+@pytest.mark.parametrize("size", [-5, "12", 2.5, float("nan"), float("inf"), 10**400, None])
+def test_sizes_that_are_none(server, cache, size):
+    for name in ("config.json", LARGE):
+        server.lie = {name: size}
+        with pytest.raises(ModelError, match=f"does not say how large {name} is"):
+            local.pull(NAME)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("page", [b"<html>Log in</html>", b"[]", b"{}", b"[" * 100_000])
+def test_branches_that_cannot_be_had(server, cache, page):
+    server.refs_page = page
+    with pytest.raises(ModelError, match=r"has no revision '5.0'\."):
+        local.pull(f"{REPOSITORY}@5.0")
+    with pytest.raises(ModelError, match="name another repository"):
+        local.pull(REPOSITORY)
+
+
 @pytest.mark.parametrize(
     "name",
-    [r"C:\x.safetensors", "c:x.safetensors", "../x.safetensors", "a\0.safetensors",
+    ["n" * 250 + ".safetensors", "\ud800.safetensors", "a?b.safetensors",
+     r"C:\x.safetensors", "c:x.safetensors", "../x.safetensors", "a\0.safetensors",
      ".x.safetensors", "-x.safetensors", r"a\b.safetensors", "é.safetensors", "x.safetensors\n"],
 )  # fmt: skip
 def test_names_of_files_that_are_not_taken(server, cache, listing, name):
@@ -228,6 +307,98 @@ def test_a_folder_of_another_model_is_none(server, cache):
     folder.rename(HubModel(REPOSITORY, "other").folder)
     assert hub.find(HubModel(REPOSITORY, "other")) is None
     assert hub.known() == []
+
+
+@pytest.mark.parametrize("place", [MODEL.folder.name, MODEL.unfinished.name])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file", "folder", "model"])
+def test_what_others_put_in_the_place_of_the_folder_is_left(
+    server, cache, tmp_path, listing, place, kind
+):
+    own = tmp_path / "own"
+    own.mkdir()
+    path = cache / "hub" / place
+    path.parent.mkdir(parents=True)
+    if kind == "link":
+        (own / "notes.txt").touch()
+        path.symlink_to(own)
+    elif kind == "dangling link":
+        path.symlink_to(own / "nothing")
+    elif kind == "file":
+        path.touch()
+    else:
+        path.mkdir()
+        (path / ("config.json" if kind == "model" else "notes.txt")).touch()
+    before = listing(tmp_path)
+    with pytest.raises(ModelError, match=rf"hub/{place} is in the way: .*Move it away, or delete"):
+        local.pull(NAME)
+    assert listing(tmp_path) - before == {f"{cache.name}/hub/{MODEL.folder.name}.lock"}
+
+
+def test_a_folder_beside_an_unfinished_one_is_left(server, cache):
+    MODEL.folder.mkdir(parents=True)
+    MODEL.unfinished.mkdir()
+    with pytest.raises(ModelError, match=f"{BRANCH} is in the way"):
+        local.pull(NAME)
+    MODEL.folder.rmdir()
+    local.pull(NAME)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", LARGE, LARGE + ".part", hub.MARKER + ".part"])
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_link_or_folder_in_the_place_of_a_file_is_left(server, cache, tmp_path, name, kind):
+    path = local.pull(NAME).folder / name
+    path.unlink(missing_ok=True)
+    own = tmp_path / "own"
+    own.write_bytes(b"mine")
+    path.symlink_to(own) if kind == "link" else path.mkdir()
+    (MODEL.folder / "config.json").unlink()  # so that there is something to fetch
+    with pytest.raises(ModelError, match=rf"{name} is in the way"):
+        local.pull(NAME)
+    assert own.read_bytes() == b"mine"
+    path.unlink() if kind == "link" else path.rmdir()
+    local.pull(NAME)
+
+
+def test_what_the_user_has_in_our_folder_is_kept(server, cache):
+    """But it is not taken for a file of the hub."""
+    folder = local.pull(NAME).folder
+    (folder / "notes.txt").write_bytes(b"mine")
+    (folder / "more").mkdir()
+    (folder / "link").symlink_to(folder)
+    (folder / "config.json").unlink()
+    local.pull(NAME)
+    assert (folder / "notes.txt").exists() and (folder / "more").exists()
+    server.branches[BRANCH]["merges.txt"] = b"theirs"
+    (folder / "merges.txt").write_bytes(b"mine, ")
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"merges.txt is in the way"):
+        local.pull(NAME)
+    assert (folder / "merges.txt").read_bytes() == b"mine, "
+
+
+FILES = ['{"a": 1}', '{"config.json": [1e999, "x"]}', '{"config.json": [-1, "x"]}',
+         '{"\\u0000": [1, "x"]}', '{"../../own": [1, "x"]}', '{"config.json": [[], "x"]}',
+         '{"' + "n" * 300 + '.safetensors": [1, "x"]}', "[" * 100_000]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "marker",
+    ["[]", "{}", "[" * 100_000, '{"repository": "\\ud800/b", "revision": "\\u0000"}',
+     *(json.dumps({"repository": REPOSITORY, "revision": BRANCH})[:-1] + f', "files": {files}}}'
+       for files in FILES)],
+)  # fmt: skip
+def test_a_marker_that_is_none(server, cache, marker):
+    own = cache / "own"
+    for folder in (MODEL.folder, MODEL.unfinished):
+        folder.mkdir(parents=True)
+        own.touch()
+        (folder / hub.MARKER).write_text(marker)
+        assert hub.find(MODEL) is None and hub.progress_of(MODEL) is None
+        assert local.pulled() == {} and local.to_fetch(NAME) is None
+        assert models.list_models() == 0
+        assert local.pull(NAME).folder == MODEL.folder
+        assert own.exists()
+        shutil.rmtree(MODEL.folder)
 
 
 @pytest.mark.process

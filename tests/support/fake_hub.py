@@ -85,6 +85,11 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.damage = 0
         """So many answers for weights have a wrong byte."""
         self.ignore_ranges = False
+        self.refuse_ranges = False
+        self.content_range = ""
+        """What every answer for weights says it is a part of, unless empty."""
+        self.expired = 0
+        """So many answers for weights say that their address has run out."""
         self.gated = False
         self.private = False
         self.status = 0
@@ -93,6 +98,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
         """What goes with it."""
         self.page = b""
         """What every request gets, unless empty: a page to log in to a network."""
+        self.refs_page = b""
+        """What the request for branches gets, unless empty."""
 
     def files(self, revision: str) -> dict[str, bytes] | None:
         return self.branches.get(BRANCH if revision == COMMIT else revision)
@@ -136,6 +143,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def tell(self, rest: list[str]) -> None:
         hub = self.server
         match rest:
+            case ["refs"] if hub.refs_page:
+                self.answer_with(hub.refs_page, "text/html")
             case ["refs"]:
                 refs = [
                     {"name": name, "ref": f"refs/heads/{name}", "targetCommit": COMMIT}
@@ -167,13 +176,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if asked and not hub.ignore_ranges:
             start = int(asked.removeprefix("bytes=").removesuffix("-"))
         hub.asked.append(Asked(name, start, self.headers.get("Authorization")))
+        if asked and hub.refuse_ranges:
+            return self.refuse(416)
+        weights = name.endswith(".safetensors")
+        if weights and hub.expired > 0:
+            hub.expired -= 1
+            return self.refuse(403)
         body = data[start:]
-        self.send_response(206 if start else 200)
+        other_part = hub.content_range if weights else ""
+        self.send_response(206 if start or other_part else 200)
         self.send_header("Content-Length", str(len(body)))
-        if start:
+        if other_part:
+            self.send_header("Content-Range", other_part)
+        elif start:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         self.end_headers()
-        if name.endswith(".safetensors"):
+        if weights:
             if hub.damage > 0:
                 hub.damage -= 1
                 body = body[:-1] + bytes([body[-1] ^ 1])

@@ -190,6 +190,7 @@ class Request:
 
     def __init__(self, front: Front, uri: str, position: types.Position, manual: bool) -> None:
         self.partials: list[Ghost] = []
+        self._most = 3 if manual else 1
         kind = types.InlineCompletionTriggerKind
         context = types.InlineCompletionContext(kind.Invoked if manual else kind.Automatic)
 
@@ -222,9 +223,10 @@ class Request:
 
     @property
     def ghost(self) -> Ghost | None:
-        """The result."""
+        """The result; alternatives to it are not looked at."""
         items = self._task.result()
-        assert len(items) <= 1
+        assert len(items) <= self._most
+        assert len({str(item.insert_text) for item in items}) == len(items)
         return _ghost(items[0]) if items else None
 
 
