@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from completion_ls.daemon.statistics import Served, Statistics
-from completion_ls.daemon.worker import Outgoing, Published
+from completion_ls.daemon.worker import LoadFailed, Outgoing, Published
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Loading, Message, Ready
 
@@ -31,11 +31,19 @@ CONTEXT = 8192
 @dataclass(frozen=True)
 class Speech:
     """What is said where the text before the cursor ends with `after` (from the start of a line on)
-    and, behind it, a beginning of the parts: the rest of them, with `pause_s` between two."""
+    and, behind it, a beginning of the parts: the rest of them, with `pause_s` between two. What is
+    drawn at random is one of `others`, by the number of the draw."""
 
     after: str
     parts: Sequence[str]
     pause_s: float
+    others: Sequence[str] = ()
+
+    def drawn(self, draw: int) -> Speech:
+        """What is said by this draw, from 1 on; 0 is none."""
+        if not draw or not self.others:
+            return self
+        return Speech(self.after, [self.others[(draw - 1) % len(self.others)]], self.pause_s)
 
     def rest(self, prefix: str) -> tuple[int, list[str]] | None:
         """How many characters of the prefix agree, and the parts that are left; None without any."""
@@ -62,6 +70,7 @@ class Script:
         self._speeches = folder / "speeches.json"
         self._heard = folder / "heard.jsonl"
         self._load_s = folder / "load_s"
+        self._failure = folder / "failure"
 
     @classmethod
     def make(cls, folder: Path) -> Script:
@@ -85,23 +94,30 @@ class Script:
         """What the front takes for the Python that runs its daemon."""
         return self.folder / "daemon-python"
 
-    def say(self, after: str, *parts: str, pause_s: float = 0.3) -> None:
+    def say(
+        self, after: str, *parts: str, pause_s: float = 0.3, others: Sequence[str] = ()
+    ) -> None:
         """From now on, say this as well."""
-        self._write([*self.speeches(), Speech(after, parts, pause_s)])
+        self._write([*self.speeches(), Speech(after, parts, pause_s, others)])
 
     def clear(self) -> None:
         """Say nothing, and forget what was heard."""
         self._write([])
         self._heard.write_text("")
         self._load_s.write_text("0.1")
+        self._failure.write_text("")
 
     def loads_for(self, seconds: float) -> None:
         """The next daemon that starts is loading for so long."""
         self._load_s.write_text(str(seconds))
 
+    def cannot_load(self, why: str) -> None:
+        """No daemon that starts from now on gets ready; empty: they do again."""
+        self._failure.write_text(why)
+
     def heard(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What daemons were told (`complete`, `cancel`, `promote`) and did (`load`, `done`), in order;
-        all of it, or one kind."""
+        """What daemons were told (`complete`, `cancel`, `promote`) and did (`load`, `done`), and how the
+        program was called (`run`), in order; all of it, or one kind."""
         events = [json.loads(line) for line in self._heard.read_text().splitlines()]
         return [event for event in events if kind in (None, event["kind"])]
 
@@ -113,14 +129,19 @@ class Script:
         """For how long a daemon that starts now is loading."""
         return float(self._load_s.read_text())
 
+    def failure(self) -> str:
+        """Why a daemon that starts now does not get ready; empty where it does."""
+        return self._failure.read_text()
+
     def note(self, kind: str, **what: object) -> None:
         """Add to what was heard (in one write, so that several daemons may)."""
         with self._heard.open("a", buffering=1) as stream:
             stream.write(json.dumps({"kind": kind, "daemon": os.getpid(), **what}) + "\n")
 
-    def answer(self, prefix: str) -> Speech:
+    def answer(self, prefix: str, draw: int = 0) -> Speech:
         """What is said behind a prefix: by the speech that agrees with most of it."""
-        found = [(rest, one) for one in self.speeches() if (rest := one.rest(prefix))]
+        speeches = [one.drawn(draw) for one in self.speeches()]
+        found = [(rest, one) for one in speeches if (rest := one.rest(prefix))]
         if not found:
             return Speech("", [], 0)
         (_, parts), speech = max(found, key=lambda pair: pair[0][0])
@@ -150,7 +171,8 @@ class ScriptedWorker:
 
     def submit(self, peer: Hashable, request: Complete) -> None:
         line = request.prefix[request.prefix.rfind("\n") + 1 :]
-        self._script.note("complete", id=request.id, lane=request.lane, line=line)
+        draw = _draw(request)
+        self._script.note("complete", id=request.id, lane=request.lane, line=line, draw=draw)
         job = asyncio.create_task(self._answer(peer, request))
         self._jobs[peer, request.id] = job
         job.add_done_callback(lambda _: self._jobs.pop((peer, request.id), None))
@@ -185,12 +207,15 @@ class ScriptedWorker:
         for step in range(steps):
             self._send(None, Loading(text=f"Loading {self._model}", fraction=step / steps))
             await asyncio.sleep(self._script.load_s() / steps)
+        if why := self._script.failure():
+            self._publish(LoadFailed(why))
+            return
         self._send(None, Ready(model=self._model, max_context=CONTEXT))
         self._ready.set()
 
     async def _answer(self, peer: Hashable, request: Complete) -> None:
         await self._ready.wait()
-        speech = self._script.answer(request.prefix)
+        speech = self._script.answer(request.prefix, _draw(request))
         for number, part in enumerate(speech.parts):
             if number:
                 await asyncio.sleep(speech.pause_s)
@@ -200,6 +225,8 @@ class ScriptedWorker:
         self.statistics.jobs += 1
         self.statistics.awaited += request.lane != "background"
         self.statistics.recent.append(Served(0, 1, 1.0))
+        self.statistics.decoded += 10
+        self.statistics.decode_s += 0.2
         self._script.note("done", id=request.id)
         done = Done(
             id=request.id,
@@ -216,12 +243,18 @@ class ScriptedWorker:
         self._publish(Outgoing(peer, message))
 
 
+def _draw(request: Complete) -> int:
+    """Which draw this asks for (with the default settings, whose seed is 0); 0 is none."""
+    return request.seed if request.temperature else 0
+
+
 def run(role: str, folder: str, *arguments: str) -> int:
     """Be the front or the daemon of a script's folder."""
     script = Script(Path(folder))
     if role == "front":
         from completion_ls.cli.main import main
 
+        script.note("run", words=arguments)
         sys.executable = str(script.daemon_python)
         return main(arguments)
     from completion_ls.cli import daemon

@@ -71,6 +71,13 @@ SETTINGS: Mapping[str, object] = {
     "workbench.startupEditor": "none",
 }
 
+KEYBINDINGS: Mapping[str, str] = {
+    "editor.action.inlineSuggest.acceptNextLine": "Control+Alt+Digit1",
+    "editor.action.inlineSuggest.trigger": "Control+Alt+Digit2",
+    "editor.action.inlineSuggest.showNext": "Control+Alt+Digit3",
+}
+"""Commands that need the focus to stay in the editor; their keys as Playwright names them."""
+
 LOOK = """() => {
   const plain = text => text.replace(/\\u00a0/g, ' ').replace(/[\\u200b-\\u200d\\ufeff]/g, '');
   const editor = document.querySelector('.monaco-editor.focused')
@@ -180,7 +187,8 @@ class Workbench:
     """One code-server with the extension, its own settings, and daemons of its own.
 
     `folder` becomes its own and should have a short name, for sockets lie in it. `workspace` is the
-    folder that windows open.
+    folder that windows open; it is not trusted with `trust` False. Without a program the settings
+    name none. `environment` goes before that of this process.
     """
 
     def __init__(
@@ -188,8 +196,11 @@ class Workbench:
         browser: Browser,
         version: str,
         folder: Path,
-        program: Path,
+        program: Path | None,
         settings: Mapping[str, object],
+        *,
+        trust: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.version = version
         self.folder = folder
@@ -199,16 +210,20 @@ class Workbench:
         self.windows: list[Window] = []
         self._data = folder / "data"
         (folder / "config.toml").touch()
+        self._trust = trust
         self.environment = {
             **os.environ,
+            **(environment or {}),
             "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
             "COMPLETION_LS_LOG_DIR": str(folder / "log"),
             "COMPLETION_LS_CONFIG": str(folder / "config.toml"),
             "EXTENSIONS_GALLERY": "{}",  # nothing is looked up
         }
         self.environment.pop("COMPLETION_LS_EXTENSION", None)
-        self._first_settings = {**SETTINGS, "completion-ls.program": str(program), **settings}
+        named = {"completion-ls.program": str(program)} if program else {}
+        self._first_settings = {**SETTINGS, **named, **settings}
         self.reset()
+        self._bind_keys()
         self._install()
         self._start()
 
@@ -257,16 +272,23 @@ class Workbench:
         """Change settings of the extension; two underscores stand for a dot
         (`set(completion__lines="single")`), None takes a setting away."""
         for name, value in settings.items():
-            key = f"completion-ls.{name.replace('__', '.')}"
-            if value is None:
-                self._settings.pop(key, None)
-            else:
-                self._settings[key] = value
+            self._settings[f"completion-ls.{name.replace('__', '.')}"] = value
         self._write_settings()
 
+    def set_others(self, settings: Mapping[str, object]) -> None:
+        """Change settings of VS Code, by their whole names."""
+        self._settings |= settings
+        self._write_settings()
+
+    def set_here(self, settings: Mapping[str, object]) -> None:
+        """Write the workspace's own settings, by their whole names."""
+        self._own_settings.parent.mkdir(exist_ok=True)
+        self._own_settings.write_text(json.dumps(settings))
+
     def reset(self) -> None:
-        """Have the settings that it began with."""
+        """Have the settings that it began with, and none of the workspace."""
         self._settings = dict(self._first_settings)
+        self._own_settings.unlink(missing_ok=True)
         self._write_settings()
 
     def servers(self) -> list[int]:
@@ -297,6 +319,10 @@ class Workbench:
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
+    @property
+    def _own_settings(self) -> Path:
+        return self.workspace / ".vscode" / "settings.json"
+
     def _own_processes(self, wanted: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
@@ -313,7 +339,15 @@ class Workbench:
         for kind in ("User", "Machine"):
             file = self._data / kind / "settings.json"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(self._settings, indent=1))
+            there = {name: value for name, value in self._settings.items() if value is not None}
+            file.write_text(json.dumps(there, indent=1))
+
+    def _bind_keys(self) -> None:
+        bound = [
+            {"key": key.replace("Control", "ctrl").replace("Digit", "").lower(), "command": command}
+            for command, key in KEYBINDINGS.items()
+        ]
+        (self._data / "User" / "keybindings.json").write_text(json.dumps(bound))
 
     def _install(self) -> None:
         extension = _extension()
@@ -351,7 +385,7 @@ class Workbench:
             f"--bind-addr=127.0.0.1:{port}",
             "--disable-telemetry",
             "--disable-update-check",
-            "--disable-workspace-trust",
+            *(["--disable-workspace-trust"] if self._trust else []),
             "--disable-getting-started-override",
         ]
         with (self.folder / "code-server.log").open("w") as log:
@@ -440,10 +474,27 @@ class Window:
         title = f"{found['category']}: {found['title']}" if "category" in found else found["title"]
         self.choose(title)
 
-    def choose(self, title: str) -> None:
-        """Run the command of this title by the palette."""
+    def run_here(self, command: str) -> None:
+        """Run one of KEYBINDINGS, with the focus left where it is."""
+        self.press(KEYBINDINGS[command])
+
+    def choose_in_menu(self, label: str) -> None:
+        """Click on the extension's item in the status bar and take what begins so."""
+        self.page.click(".statusbar-item[id^='completion-ls.'] a")
+        row = self.page.locator(".quick-input-list .monaco-list-row", has_text=label)
+        row.click()
+        self.page.wait_for_selector(".quick-input-widget", state="hidden")
+
+    def answer(self, button: str) -> None:
+        """Press a button of a message."""
+        self.page.click(f".notification-list-item .monaco-button:has-text('{button}')")
+
+    def choose(self, title: str, choice: str = "") -> None:
+        """Run the command of this title by the palette, and take a choice that it offers."""
         self.press("F1")
-        self._answer_quick_input(f">{title}", title)
+        self._answer_quick_input(f">{title}", title, closes=not choice)
+        if choice:
+            self._answer_quick_input(choice, choice)
 
     def save(self, file: Path) -> bytes:
         """Save the file in view; the bytes on the disk."""
@@ -482,6 +533,19 @@ class Window:
         """The messages on the screen."""
         found = self.page.query_selector_all(".notification-list-item-message")
         return [one.text_content() or "" for one in found]
+
+    def output(self) -> str:
+        """The name of the output that is in view; empty where there is none."""
+        shown = self.page.query_selector_all(".part.panel .title-actions select")
+        found = [
+            one.evaluate("e => e.selectedOptions[0]?.text") for one in shown if one.is_visible()
+        ]
+        return found[0] if found else ""
+
+    def buttons(self) -> list[str]:
+        """The buttons of the messages on the screen."""
+        found = self.page.query_selector_all(".notification-list-item .monaco-button")
+        return [text for one in found if (text := one.text_content())]
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Frame]]:
@@ -546,6 +610,14 @@ class Window:
 
         self.wait(is_ready, f"{model} ready in the status bar", timeout_s)
 
+    def wait_for_message(self, text: str, timeout_s: float = 30) -> None:
+        """Wait until there is a message with this in it."""
+        self.wait(
+            lambda: any(text in one for one in self.notifications()),
+            f"a message with {text!r}",
+            timeout_s,
+        )
+
     def pause(self, seconds: float) -> None:
         """Let the window live for a while."""
         self.page.wait_for_timeout(1000 * seconds)
@@ -553,7 +625,7 @@ class Window:
     def _tabs(self) -> int:
         return len(self.page.query_selector_all(".tabs-container .tab"))
 
-    def _answer_quick_input(self, text: str, choice: str = "") -> None:
+    def _answer_quick_input(self, text: str, choice: str = "", *, closes: bool = True) -> None:
         """Write into the box, and take the choice of this name, or just confirm."""
         box = self.page.wait_for_selector(".quick-input-widget input.input", state="visible")
         assert box is not None
@@ -563,4 +635,5 @@ class Window:
             self.page.click(f'{row}[aria-label="{name}"], {row}[aria-label^="{name},"]')
         else:
             self.press("Enter")
-        self.page.wait_for_selector(".quick-input-widget", state="hidden")
+        if closes:
+            self.page.wait_for_selector(".quick-input-widget", state="hidden")

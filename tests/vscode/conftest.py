@@ -73,6 +73,23 @@ class Pool:
         folder = self._folder()
         return self._open(folder, vscode.real_program(folder), settings)
 
+    def another(
+        self,
+        *,
+        has_program: bool = True,
+        settings: Mapping[str, object] | None = None,
+        trust: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Workbench, Script]:
+        """One of a test's own; its settings name the script's program, with `has_program`."""
+        folder = self._folder()
+        script = Script.make(folder / "script")
+        program = script.program if has_program else None
+        workbench = self._open(
+            folder, program, settings or {}, trust=trust, environment=environment
+        )
+        return workbench, script
+
     def tidy(self) -> None:
         """Make the common one ready for another test."""
         assert self._desk is not None
@@ -104,8 +121,24 @@ class Pool:
         self._folders.append(folder)
         return folder
 
-    def _open(self, folder: Path, program: Path, settings: Mapping[str, object]) -> Workbench:
-        workbench = Workbench(self._browser, self.version, folder, program, settings)
+    def _open(
+        self,
+        folder: Path,
+        program: Path | None,
+        settings: Mapping[str, object],
+        *,
+        trust: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> Workbench:
+        workbench = Workbench(
+            self._browser,
+            self.version,
+            folder,
+            program,
+            settings,
+            trust=trust,
+            environment=environment,
+        )
         self._workbenches.append(workbench)
         return workbench
 
@@ -152,6 +185,12 @@ def desk(watched: Pool, request: pytest.FixtureRequest) -> Iterator[Desk]:
         except BaseException:
             request.node.stash[FAILED] = True
             raise
+
+
+@pytest.fixture
+def another(watched: Pool) -> Callable[..., tuple[Workbench, Script]]:
+    """Opens a workbench of the test's own; see `Pool.another`."""
+    return watched.another
 
 
 @pytest.fixture

@@ -96,6 +96,97 @@ def test_a_word_is_accepted(desk: Desk) -> None:
     assert window.save(file) == AREA.replace("\n\n", "\n    return width * height\n").encode()
 
 
+def test_a_line_is_accepted(desk: Desk) -> None:
+    window = desk.window
+    desk.script.say("", *BODY, pause_s=0.05)
+    file = desk.open("line.py", AREA)
+    window.go_to(3, 1)
+    window.type("    ")
+    window.wait_for_ghost(TEXT.strip())
+    window.run_here("editor.action.inlineSuggest.acceptNextLine")
+    window.wait_for_ghost("    print(w)\n    print(h)")
+    assert window.save(file) == AREA.replace("\n\n", "\n    return w * h\n\n").encode()
+    window.press("Tab")  # VS Code has it indent first
+    window.wait_for_ghost("print(w)\n    print(h)")
+    window.press("Tab")
+    assert window.save(file) == AREA.replace("\n\n", f"\n{TEXT}\n").encode()
+
+
+OTHERS = ("urn h * w", "urn 2 * w", "urn h * w")
+"""What is drawn for the end of "    ret"; one comes twice."""
+
+
+def cycle(desk: Desk, first: str) -> list[str]:
+    """The texts that there are to choose from, by going on until the first one comes again."""
+    window, found = desk.window, [first]
+    while True:
+        window.run_here("editor.action.inlineSuggest.showNext")
+        window.wait(
+            lambda: window.ghost() not in ("", found[-1]), "another suggestion than the last"
+        )
+        ghost = window.ghost()
+        if ghost == first:
+            return found
+        found.append(ghost)
+        assert len(found) < 10, found
+
+
+@pytest.mark.parametrize("when", ["at once", "after an automatic one", "amid one"])
+def test_asked_by_hand_there_are_several(desk: Desk, version: str, when: str) -> None:
+    window = desk.window
+    desk.script.say("    ret", "urn w", " * h", pause_s=0.5, others=OTHERS)
+    if when == "at once":
+        desk.workbench.set_others({"editor.inlineSuggest.enabled": False})
+    file = desk.open("hand.py", AREA)
+    window.go_to(3, 1)
+    window.type("    ret")
+    if when == "at once":
+        window.pause(1)
+        assert window.ghost() == ""
+    elif when == "amid one":
+        window.wait_for_ghost("urn w")
+    else:
+        window.wait_for_ghost("urn w * h")
+        if version != VERSIONS[0]:
+            # There growing text counts as asked for by hand already: the same is not asked twice.
+            window.press("Escape")
+            window.wait_for_ghost("")
+    assert not any(one["draw"] for one in desk.script.heard("complete"))
+    window.run_here("editor.action.inlineSuggest.trigger")
+    window.wait_for_ghost("urn w * h")
+    window.wait(
+        lambda: len([one for one in desk.script.heard("complete") if one["draw"]]) == 3, "draws"
+    )
+    window.pause(1)
+    assert cycle(desk, "urn w * h") == ["urn w * h", "urn h * w", "urn 2 * w"]
+    window.run_here("editor.action.inlineSuggest.showNext")
+    window.wait_for_ghost("urn h * w")
+    window.press("Tab")
+    assert window.save(file) == AREA.replace("\n\n", "\n    return h * w\n").encode()
+
+
+@pytest.mark.parametrize("preview", [False, True])
+def test_the_selected_item_of_the_suggest_widget_is_gone_on_from(desk: Desk, preview: bool) -> None:
+    window = desk.window
+    desk.script.say("    return wid", "er", pause_s=0.1)
+    desk.script.say("    return width_of_all", " * height", " * 2", pause_s=0.3)
+    desk.workbench.set_others(
+        {"editor.suggest.preview": preview, "editor.wordBasedSuggestions": "currentDocument"}
+    )
+    file = desk.open("selected.py", AREA.replace("the product", "width_of_all"))
+    window.go_to(3, 1)
+    window.type("    return wid")
+    window.wait_for_ghost("er")
+    window.press("Control+Space")
+    window.page.wait_for_selector(".suggest-widget .monaco-list-row.focused", state="visible")
+    window.wait_for_ghost("th_of_all * height * 2")
+    window.press("Enter")  # takes the item
+    window.wait_for_ghost(" * height * 2")
+    window.press("Tab")
+    wanted = "    return width_of_all * height * 2"
+    assert wanted in window.save(file).decode().split("\n")
+
+
 def test_escape_ends_the_stream_for_good(desk: Desk) -> None:
     window = desk.window
     desk.script.say("    ret", "urn w", " * h", " * 2", " * 3", pause_s=0.6)

@@ -18,7 +18,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     context.extension.id,
     () => server?.active,
     (document) => offReason(document) !== "",
-    () => void status.refresh(),
+    () => status.refresh(),
   );
   server = new Server(output, {
     started: (client) => provider.listen(client),
@@ -27,8 +27,13 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   });
   const found = () => findProgram(configured("program", ""), context.globalStorageUri);
 
+  let starts = 0;
   const start = async (): Promise<void> => {
+    const turn = ++starts;
     const program = await found();
+    if (turn !== starts) {
+      return; // a later one looks for the program as it is named now
+    }
     if (program) {
       await server?.start(program);
       return;
@@ -41,7 +46,13 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     await offerInstallation();
   };
 
-  const offerInstallation = async (): Promise<void> => {
+  let offered: Promise<void> | undefined;
+  const offerInstallation = (): Promise<void> => {
+    offered ??= offer().finally(() => (offered = undefined));
+    return offered;
+  };
+
+  const offer = async (): Promise<void> => {
     const yes = "Install into a private environment";
     const name = "Name the program";
     const answer = await vscode.window.showWarningMessage(
@@ -50,17 +61,18 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
       name,
     );
     if (answer === name) {
-      await vscode.commands.executeCommand(
-        "workbench.action.openSettings",
-        "completion-ls.program",
-      );
+      // Of a remote window the user's own settings do not have those of the machine.
+      const which = vscode.env.remoteName ? "openRemoteSettings" : "openSettings";
+      await vscode.commands.executeCommand(`workbench.action.${which}`, {
+        query: "completion-ls.program",
+      });
     } else if (answer === yes) {
       try {
         await vscode.window.withProgress(
           { location: vscode.ProgressLocation.Notification, title: "Installing completion-ls" },
           () => install(configured("package", "completion-ls"), context.globalStorageUri, output),
         );
-        await start();
+        void start();
       } catch (error) {
         void vscode.window.showErrorMessage((error as Error).message);
         output.show(true);
@@ -78,8 +90,10 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     output.show(true);
     output.appendLine(`> ${program} ${args.join(" ")}`);
     await new Promise<void>((resolve) => {
-      execFile(program, args, { env: { ...process.env, COLUMNS: "120" } }, (_, stdout, stderr) => {
-        output.append(stdout + stderr);
+      execFile(program, args, { env: { ...process.env, COLUMNS: "120" } }, (error, stdout, stderr) => {
+        // An exit status has been explained by what was printed.
+        const why = typeof error?.code === "string" ? `${error.message}\n` : "";
+        output.append(stdout + stderr + why);
         resolve();
       });
     });
@@ -107,7 +121,9 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
 }
 
 export async function deactivate(): Promise<void> {
-  await server?.stop();
+  const last = server;
+  server = undefined; // a start that still looks for the program finds none
+  await last?.stop();
 }
 
 function configured(key: string, otherwise: string): string {

@@ -2,13 +2,14 @@
  *
  * VS Code asks a provider once and takes no updates. A provider that is registered anew counts as
  * another one, so a trigger behind that has VS Code ask again and the text only ever grows; the
- * argument that this needs exists from 1.106 on. Before, hiding and triggering does it, and lower
- * lines may blink for a frame. Neither is documented: the end-to-end tests hold them.
+ * argument that this needs exists from 1.106 on. Before, hiding and triggering does it: lower lines
+ * may blink for a frame, and VS Code takes what has grown for asked by hand, so that whoever asks for
+ * alternatives to it must press Escape first. Neither is documented: the end-to-end tests hold them.
  */
 
 import * as vscode from "vscode";
 import type { LanguageClient } from "vscode-languageclient/node";
-import { type Asked, type Item, type Partial, Session, sameAsked } from "./session";
+import { type Asked, type Item, type Partial, Session, samePlace } from "./session";
 
 const STREAM = "completionLs/streamInlineCompletion";
 const PARTIAL = "completionLs/partialInlineCompletion";
@@ -36,6 +37,8 @@ export class Provider implements vscode.Disposable {
   private registration: vscode.Disposable | undefined;
   private readonly disposables: vscode.Disposable[] = [];
   private readonly growsByRegistering: boolean;
+  /** A trigger is under way that is not the user's, and looks as if it were. */
+  private isTriggering = false;
 
   constructor(
     private readonly extensionId: string,
@@ -89,20 +92,21 @@ export class Provider implements vscode.Disposable {
     token: vscode.CancellationToken,
   ): Promise<vscode.InlineCompletionList | undefined> {
     const client = this.client();
-    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke;
-    if (!client || (this.isOff(document) && !byHand)) {
-      return undefined;
-    }
+    const { Automatic, Invoke } = vscode.InlineCompletionTriggerKind;
+    const byHand = context.triggerKind === Invoke && !this.isTriggering;
     const asked: Asked = {
       uri: document.uri.toString(),
       version: document.version,
       place: position,
       selected: context.selectedCompletionInfo?.text ?? "",
+      byHand,
     };
-    const session =
-      this.live && sameAsked(this.live.session.asked, asked)
-        ? this.live.session
-        : this.begin(client, document, position, context, asked);
+    const live = this.live?.session.serves(asked) ? this.live.session : undefined;
+    if (!client || (this.isOff(document) && !byHand && !live?.asked.byHand)) {
+      return undefined;
+    }
+    const kind = { ...context, triggerKind: byHand ? Invoke : Automatic };
+    const session = live ?? this.begin(client, document, position, kind, asked);
     const cancelled = token.onCancellationRequested(() => this.leave(session));
     await session.hasSomething();
     cancelled.dispose();
@@ -174,7 +178,9 @@ export class Provider implements vscode.Disposable {
       });
     } else {
       void vscode.commands.executeCommand("editor.action.inlineSuggest.hide");
-      void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
+      this.isTriggering = true;
+      const over = () => (this.isTriggering = false);
+      vscode.commands.executeCommand("editor.action.inlineSuggest.trigger").then(over, over);
     }
   }
 
@@ -238,10 +244,11 @@ function shown(item: Item, position: vscode.Position, id: string): vscode.Inline
 
 function isAt(asked: Asked, editor: vscode.TextEditor): boolean {
   const { document, selection } = editor;
-  return sameAsked(asked, {
+  return samePlace(asked, {
     uri: document.uri.toString(),
     version: document.version,
     place: selection.active,
     selected: asked.selected,
+    byHand: asked.byHand,
   });
 }

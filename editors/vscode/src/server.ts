@@ -1,4 +1,4 @@
-/** The server's life: started, started again when it ended, stopped. */
+/** The server: one process that is told settings and which document is in view. */
 
 import * as vscode from "vscode";
 import {
@@ -6,11 +6,12 @@ import {
   ErrorAction,
   LanguageClient,
   type LanguageClientOptions,
+  State,
   TransportKind,
 } from "vscode-languageclient/node";
-import { Backoff } from "./backoff";
-import { type Chosen, chosen } from "./chosen";
+import { type Chosen, chosen, lacks } from "./chosen";
 import type { EngineState, Figures } from "./figures";
+import { Life, type Running } from "./life";
 import { SELECTOR } from "./provider";
 import { KEYS, RESTRICTED } from "./settings.generated";
 
@@ -23,53 +24,64 @@ export interface Watcher {
   /** A server runs; what it returns is disposed when that ends. */
   started(client: LanguageClient): vscode.Disposable;
   stopped(): void;
-  state(state: EngineState): void;
+  /** What the engine does; undefined where a server starts and has not said it yet. */
+  state(state: EngineState | undefined): void;
+}
+
+/** A server's process and the client of it. */
+interface Process extends Running {
+  readonly client: LanguageClient;
+  /** The settings that it was started with, which it keeps where later ones say nothing. */
+  readonly given: Chosen;
 }
 
 export class Server implements vscode.Disposable {
-  private client: LanguageClient | undefined;
-  private running: vscode.Disposable | undefined;
-  private program: string | undefined;
-  private startedAt = 0;
-  private restarting: NodeJS.Timeout | undefined;
-  private readonly backoff = new Backoff();
+  private program = "";
+  private listening: vscode.Disposable | undefined;
+  private readonly life: Life<Process>;
   private readonly disposables: vscode.Disposable[] = [];
-  /** Starts and stops happen one after the other. */
-  private queue: Promise<void> = Promise.resolve();
 
   constructor(
     private readonly output: vscode.LogOutputChannel,
     private readonly watcher: Watcher,
   ) {
+    this.life = new Life({
+      begun: () => watcher.state(undefined),
+      answers: (one) => this.answers(one),
+      gone: () => {
+        this.listening?.dispose();
+        watcher.stopped();
+      },
+      lost: (why, waitMs) => {
+        const text = `The server ${this.program} ${why}`;
+        output.warn(`${text} It is started again in ${waitMs / 1000} s.`);
+        watcher.state({ state: "failed", text, percentage: 0 });
+      },
+    });
     this.disposables.push(
       vscode.workspace.onDidChangeConfiguration((event) => {
         if (event.affectsConfiguration(SECTION)) {
-          void this.tellSettings();
+          this.tellSettings();
         }
       }),
-      vscode.workspace.onDidGrantWorkspaceTrust(() => void this.tellSettings()),
-      vscode.window.onDidChangeActiveTextEditor((editor) => void this.tellShown(editor)),
+      vscode.workspace.onDidGrantWorkspaceTrust(() => this.tellSettings()),
+      vscode.window.onDidChangeActiveTextEditor((editor) => this.tellShown(editor)),
     );
   }
 
   /** The client of a server that answers. */
   get active(): LanguageClient | undefined {
-    return this.running && this.client;
+    return this.life.active?.client;
   }
 
   /** Start the program, in place of one that runs. */
   start(program: string): Promise<void> {
     this.program = program;
-    this.backoff.reset();
-    return this.inTurn(async () => {
-      await this.end();
-      await this.begin();
-    });
+    return this.life.start((ended) => this.process(program, ended));
   }
 
   stop(): Promise<void> {
-    this.program = undefined;
-    return this.inTurn(() => this.end());
+    return this.life.stop();
   }
 
   /** Figures of the engine; none without an engine that is ready. */
@@ -86,22 +98,15 @@ export class Server implements vscode.Disposable {
     vscode.Disposable.from(...this.disposables).dispose();
   }
 
-  private inTurn(work: () => Promise<void>): Promise<void> {
-    this.queue = this.queue.then(work, work);
-    return this.queue;
-  }
-
-  private async begin(): Promise<void> {
-    if (!this.program) {
-      return;
-    }
+  private process(program: string, ended: () => void): Process {
+    const given = settings();
     const options: LanguageClientOptions = {
       documentSelector: [
         ...(SELECTOR as { scheme: string }[]),
         { notebook: "*" },
       ],
       outputChannel: this.output,
-      initializationOptions: settings(),
+      initializationOptions: given,
       middleware: {
         // The provider of this extension streams; the built-in one would answer a second time.
         provideInlineCompletionItems: () => [],
@@ -115,7 +120,7 @@ export class Server implements vscode.Disposable {
       },
       initializationFailedHandler: () => false,
     };
-    const run = { command: this.program, args: ["--stdio"], transport: TransportKind.stdio };
+    const run = { command: program, args: ["--stdio"], transport: TransportKind.stdio };
     const client = new LanguageClient(SECTION, "completion-ls", { run, debug: run }, options);
     client.registerFeature({
       fillClientCapabilities: (capabilities) => {
@@ -126,75 +131,58 @@ export class Server implements vscode.Disposable {
       clear: () => undefined,
     });
     client.onNotification(STATE_CHANGED, (state: EngineState) => this.watcher.state(state));
-    this.client = client;
-    this.startedAt = Date.now();
-    try {
-      await client.start();
-    } catch (error) {
-      this.lost(client, `The server ${this.program} could not be started: ${String(error)}`);
-      return;
-    }
-    if (this.client !== client) {
-      return;
-    }
-    this.running = vscode.Disposable.from(
-      this.watcher.started(client),
-      client.onDidChangeState(({ newState }) => {
-        // 1: stopped.
-        if (newState === 1 && this.client === client) {
-          this.lost(client, "The server ended.");
-        }
-      }),
-    );
-    void this.tellShown(vscode.window.activeTextEditor);
-  }
-
-  /** Start another one in place of a server that ended by itself. */
-  private lost(client: LanguageClient, why: string): void {
-    this.release();
-    this.client = undefined;
-    void client.dispose().catch(() => undefined);
-    const wait = this.backoff.after(Date.now() - this.startedAt);
-    this.output.warn(`${why} It is started again in ${wait / 1000} s.`);
-    this.watcher.state({ state: "failed", text: why, percentage: 0 });
-    this.restarting = setTimeout(() => void this.inTurn(() => this.begin()), wait);
-  }
-
-  private async end(): Promise<void> {
-    clearTimeout(this.restarting);
-    const client = this.client;
-    this.client = undefined;
-    this.release();
-    try {
-      await client?.dispose(2000);
-    } catch {
-      // It is gone already.
-    }
-  }
-
-  private release(): void {
-    if (this.running) {
-      this.running.dispose();
-      this.running = undefined;
-      this.watcher.stopped();
-    }
-  }
-
-  private async tellSettings(): Promise<void> {
-    await this.active?.sendNotification("workspace/didChangeConfiguration", {
-      settings: { [SECTION]: settings() },
+    client.onDidChangeState(({ newState }) => {
+      if (newState === State.Stopped) {
+        ended();
+      }
     });
+    const ready = client.start();
+    const stop = async (): Promise<void> => {
+      try {
+        await client.dispose(2000);
+      } catch {
+        // One that has not answered yet is killed after a while, unless it answers first.
+        ready.then(() => client.dispose(2000)).catch(() => undefined);
+      }
+    };
+    return { client, given, ready, stop };
+  }
+
+  private answers(one: Process): void {
+    this.listening = this.watcher.started(one.client);
+    if (JSON.stringify(settings()) !== JSON.stringify(one.given)) {
+      this.tellSettings(); // they were changed meanwhile
+    }
+    this.tellShown(vscode.window.activeTextEditor);
+  }
+
+  private tellSettings(): void {
+    const one = this.life.active;
+    if (!one) {
+      return;
+    }
+    const now = settings();
+    if (lacks(now, one.given)) {
+      void this.start(this.program);
+    } else {
+      this.tell("workspace/didChangeConfiguration", { settings: { [SECTION]: now } });
+    }
   }
 
   /** Which document the user looks at, so that its prompt is there before the first key. */
-  private async tellShown(editor: vscode.TextEditor | undefined): Promise<void> {
+  private tellShown(editor: vscode.TextEditor | undefined): void {
     const client = this.active;
     if (client && editor && vscode.languages.match(SELECTOR, editor.document)) {
-      await client.sendNotification(SHOWN, {
+      this.tell(SHOWN, {
         textDocument: client.code2ProtocolConverter.asTextDocumentIdentifier(editor.document),
         position: client.code2ProtocolConverter.asPosition(editor.selection.active),
       });
     }
+  }
+
+  /** Without an answer; a server that has just gone need not hear it. */
+  private tell(method: string, params: object): void {
+    this.active?.sendNotification(method, params).catch(() => undefined);
   }
 }
 

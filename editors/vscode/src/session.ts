@@ -12,9 +12,12 @@ export interface Asked {
   readonly place: Place;
   /** The item that is selected in the suggest widget, as text; empty without one. */
   readonly selected: string;
+  /** The user asked for it: then there may be several items. */
+  readonly byHand: boolean;
 }
 
-export function sameAsked(one: Asked, other: Asked): boolean {
+/** Whether both are about the same place, whoever asked. */
+export function samePlace(one: Asked, other: Asked): boolean {
   return (
     one.uri === other.uri &&
     one.version === other.version &&
@@ -82,6 +85,13 @@ export class Session {
     this.dismissed = true;
     this.items = [];
     this.arrived();
+  }
+
+  /** Whether it answers another request as well. One that ended without any text does not: why there was
+   * none may be over. */
+  serves(asked: Asked): boolean {
+    const isEmpty = this.ended && this.items.length === 0;
+    return !isEmpty && samePlace(this.asked, asked) && (this.asked.byHand || !asked.byHand);
   }
 
   /** Resolves with the first text, the end, or the dismissal. */

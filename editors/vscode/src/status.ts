@@ -6,8 +6,9 @@ import { type EngineState, type Figures, label, tooltip } from "./figures";
 const SECTION = "completion-ls";
 export const MENU = "completion-ls.menu";
 const LANGUAGES = "server.disabled_languages";
-/** Figures are asked for at most so often. */
+/** Figures are asked for at most so often, and so long after a suggestion: it is counted by then. */
 const EVERY_MS = 2000;
+const SETTLED_MS = 300;
 
 /** Why nothing is offered in a document by itself; empty where something is. */
 export function offReason(document: vscode.TextDocument | undefined): string {
@@ -25,6 +26,7 @@ export class StatusBar implements vscode.Disposable {
   private state: EngineState | undefined;
   private figures: Figures = {};
   private askedAt = 0;
+  private asking: NodeJS.Timeout | undefined;
 
   constructor(private readonly ask: () => Promise<Figures>) {
     this.item = vscode.window.createStatusBarItem(
@@ -43,21 +45,27 @@ export class StatusBar implements vscode.Disposable {
     this.item.show();
   }
 
-  change(state: EngineState): void {
+  change(state: EngineState | undefined): void {
     this.state = state;
+    if (state?.state !== "ready") {
+      this.figures = {}; // they were another engine's
+    }
     this.show();
   }
 
   /** A suggestion was given: the figures are others now. */
-  async refresh(): Promise<void> {
-    if (Date.now() - this.askedAt >= EVERY_MS) {
+  refresh(): void {
+    const wait = Math.max(this.askedAt + EVERY_MS - Date.now(), SETTLED_MS);
+    this.asking ??= setTimeout(async () => {
+      this.asking = undefined;
       this.askedAt = Date.now();
       this.figures = await this.ask();
       this.show();
-    }
+    }, wait);
   }
 
   dispose(): void {
+    clearTimeout(this.asking);
     vscode.Disposable.from(...this.disposables).dispose();
   }
 

@@ -1,7 +1,13 @@
 import { describe, expect, it } from "vitest";
-import { type Asked, type Item, Session, sameAsked } from "../src/session";
+import { type Asked, type Item, Session, samePlace } from "../src/session";
 
-const asked: Asked = { uri: "file:///a.py", version: 3, place: { line: 1, character: 4 }, selected: "" };
+const asked: Asked = {
+  uri: "file:///a.py",
+  version: 3,
+  place: { line: 1, character: 4 },
+  selected: "",
+  byHand: false,
+};
 const items = (...texts: string[]): Item[] => texts.map((insertText) => ({ insertText }));
 const part = (streamId: string, seq: number, ...texts: string[]) => ({
   streamId,
@@ -60,10 +66,27 @@ describe("a session", () => {
     expect(session.end(items("return a"))).toBe(false);
     expect(session.items).toEqual([]);
   });
+
+  it("serves whoever asks for no more than it was asked for", () => {
+    const byHand = { ...asked, byHand: true };
+    expect(new Session("7", asked).serves(asked)).toBe(true);
+    expect(new Session("7", asked).serves(byHand)).toBe(false);
+    expect(new Session("7", byHand).serves(asked)).toBe(true);
+    expect(new Session("7", byHand).serves({ ...byHand, version: 4 })).toBe(false);
+  });
+
+  it("is not asked again where it ended without text", () => {
+    const session = new Session("7", asked);
+    session.end([]);
+    expect(session.serves(asked)).toBe(false);
+    const full = new Session("8", asked);
+    full.end(items("return"));
+    expect(full.serves(asked)).toBe(true);
+  });
 });
 
 it("is about one place of one version, with one item selected", () => {
-  expect(sameAsked(asked, { ...asked, place: { line: 1, character: 4 } })).toBe(true);
+  expect(samePlace(asked, { ...asked, place: { line: 1, character: 4 } })).toBe(true);
   for (const other of [
     { uri: "file:///b.py" },
     { version: 4 },
@@ -71,6 +94,6 @@ it("is about one place of one version, with one item selected", () => {
     { place: { line: 1, character: 5 } },
     { selected: "return" },
   ]) {
-    expect(sameAsked(asked, { ...asked, ...other })).toBe(false);
+    expect(samePlace(asked, { ...asked, ...other })).toBe(false);
   }
 });

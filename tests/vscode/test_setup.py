@@ -1,0 +1,172 @@
+"""The extension where it is new: no program yet, a workspace that is not trusted, the walkthrough."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.scripted_daemon import Script
+from support.vscode import DEFAULT_MODEL, VERSIONS
+
+if TYPE_CHECKING:
+    from conftest import Desk
+
+    from support.vscode import Window, Workbench
+
+pytestmark = [
+    pytest.mark.editor,
+    pytest.mark.process,
+    # Nothing of this depends on VS Code's version as ghost text does.
+    pytest.mark.parametrize("version", VERSIONS[:1], indirect=True, scope="module"),
+]
+
+TEXT = "def area(w, h):\n    # the product\n\n# end\n"
+LINES = ("    return w * h", "\n    print(w)")
+"""What is said on the empty line of TEXT."""
+
+
+def type_there(window: Window) -> None:
+    """Type the first blanks of LINES, on an empty line."""
+    window.page.click(".editor-instance .view-lines")
+    window.go_to(3, 1)
+    window.type("    ")
+
+
+def test_of_a_workspace_that_is_not_trusted(
+    another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
+) -> None:
+    workbench, script = another(
+        trust=False, settings={"security.workspace.trust.startupPrompt": "never"}
+    )
+    other = Script.make(tmp_path / "other")
+    for one in (script, other):
+        one.say("", *LINES, pause_s=0.1)
+    workbench.set_here(
+        {
+            "completion-ls.program": str(other.program),
+            "completion-ls.model.name": "model-of-the-workspace",
+            "completion-ls.completion.lines": "single",
+        }
+    )
+    window = workbench.window(workbench.file("trust.py", TEXT))
+    window.wait_until_ready(DEFAULT_MODEL)
+    type_there(window)
+    window.wait_for_ghost("return w * h")
+    window.pause(1)
+    assert window.ghost() == "return w * h"  # the way it completes is the workspace's
+    assert [one["model"] for one in script.heard("load")] == [DEFAULT_MODEL]
+    assert other.heard() == []
+    # When it is trusted, all of its settings count.
+    window.choose("Workspaces: Manage Workspace Trust")
+    window.page.click(".workspace-trust-editor .workspace-trust-buttons-row a:has-text('Trust')")
+    window.wait_until_ready("model-of-the-workspace")
+    assert {one["model"] for one in other.heard("load")} == {"model-of-the-workspace"}
+    assert {one["model"] for one in script.heard("load")} == {DEFAULT_MODEL}
+
+
+def path_without_program(folder: Path) -> str:
+    """A PATH with a Python, and all else that there is in the system's folders but our program."""
+    folder.mkdir()
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    (folder / "python3").symlink_to(python.resolve())
+    found = os.pathsep.join([str(folder), "/usr/bin", "/bin"])
+    assert shutil.which("completion-ls", path=found) is None
+    return found
+
+
+def wheel(folder: Path, program: Path) -> Path:
+    """A package whose console script completion-ls stands for a program."""
+    folder.mkdir()
+    file = folder / "stand_in-1.0-py3-none-any.whl"
+    about = "stand_in-1.0.dist-info"
+    files = {
+        "stand_in.py": f"import os, sys\ndef main():\n"
+        f"    os.execv({str(program)!r}, [{str(program)!r}, *sys.argv[1:]])\n",
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: stand-in\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+        f"{about}/entry_points.txt": "[console_scripts]\ncompletion-ls = stand_in:main\n",
+    }
+    record = f"{about}/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in [*files, record])
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file
+
+
+def test_without_a_program_it_can_be_installed(
+    another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
+) -> None:
+    path = path_without_program(tmp_path / "bin")
+    python = shutil.which("python3", path=path)
+    assert python
+    usable = [python, "-c", "import ensurepip, venv"]
+    if subprocess.run(usable, capture_output=True, check=False).returncode:
+        pytest.skip(f"{python} cannot make environments.")
+    no_network = {
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    workbench, script = another(has_program=False, environment={"PATH": path, **no_network})
+    script.say("", *LINES, pause_s=0.1)
+    packages = tmp_path / "packages"
+    workbench.set(package=str(packages / "missing-1.0-py3-none-any.whl"))
+    window = workbench.window(workbench.file("install.py", TEXT))
+    window.wait_for_status("is not installed here")
+    window.wait_for_message("The program completion-ls was not found")
+    assert window.buttons() == ["Install into a private environment", "Name the program"]
+
+    window.answer("Name the program")
+    window.page.wait_for_selector(".settings-editor :text('Path of the program completion-ls')")
+    window.press("Escape")
+    assert workbench.servers() == []
+
+    # pip does not find it, says why, and one may try again.
+    window.run("completion-ls.restart")
+    window.wait_for_message("was not found")
+    window.answer("Install into a private environment")
+    window.wait_for_message("could not be installed", timeout_s=90)
+    assert workbench.servers() == []
+
+    workbench.set(package=str(wheel(packages, script.program)))
+    window.run("completion-ls.restart")
+    window.wait_for_message("was not found")
+    window.answer("Install into a private environment")
+    window.wait_until_ready(timeout_s=90)
+    window.open(workbench.workspace / "install.py")
+    type_there(window)
+    window.wait_for_ghost("".join(LINES).strip())
+
+
+def test_the_walkthrough(desk: Desk) -> None:
+    window = desk.window
+    window.choose("Welcome: Open Walkthrough...", "Start with completion-ls")
+    page = window.page
+    steps = page.locator(".gettingStartedContainer .getting-started-step")
+    steps.first.wait_for()
+    for title, button, words in (
+        ("Pick a profile", "Choose a profile", ["init"]),
+        ("Check that it fits", "Ask the doctor", ["doctor"]),
+    ):
+        step = steps.filter(has_text=title)
+        step.click()
+        step.locator(f"a:has-text('{button}'), button:has-text('{button}')").click()
+        window.wait(
+            lambda words=words: words in [one["words"] for one in desk.script.heard("run")],
+            f"a call of the program with {words}",
+        )
+        window.wait(lambda: window.output() == "completion-ls", "the output in view")
+    steps.filter(has_text="Try it").click()
+    page.locator("a:has-text('New file'), button:has-text('New file')").last.click()
+    page.wait_for_selector(".tab.active[data-resource-name='Untitled-1']")
+    window.choose("View: Hide Panel")

@@ -1,0 +1,139 @@
+"""What the status bar says, and what its menu does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.vscode import VERSIONS
+
+if TYPE_CHECKING:
+    from conftest import Desk
+
+    from support.vscode import Window
+
+pytestmark = [
+    pytest.mark.editor,
+    pytest.mark.process,
+    # Nothing of this depends on VS Code's version as ghost text does.
+    pytest.mark.parametrize("version", VERSIONS[:1], indirect=True, scope="module"),
+]
+
+TEXT = "def area(w, h):\n    # the product\n\n# end\n"
+
+
+def begin(desk: Desk, name: str) -> Window:
+    """A file in which "    ret" is about to be typed, and is gone on with."""
+    desk.script.say("    ret", "urn w", " * h", " * 2", pause_s=0.3)
+    desk.open(name, TEXT)
+    desk.window.go_to(3, 1)
+    return desk.window
+
+
+def nothing_comes(window: Window) -> None:
+    """Neither now nor in a while."""
+    window.pause(1.5)
+    assert window.ghost() == ""
+
+
+def by_hand(window: Window) -> None:
+    """Asked by hand, all of it comes, however it is streamed."""
+    window.run_here("editor.action.inlineSuggest.trigger")
+    window.wait_for_ghost("urn w * h * 2")
+    window.pause(0.5)
+    assert window.ghost() == "urn w * h * 2"
+    window.press("Escape")
+    window.wait_for_ghost("")
+
+
+def test_loading_then_ready_then_the_figures(desk: Desk) -> None:
+    window = begin(desk, "figures.py")
+    desk.script.loads_for(4)
+    desk.workbench.set(model__name="figures-model")
+    for part in ("20 %", "60 %"):
+        window.wait_for_status(part)
+    window.wait_until_ready("figures-model")
+    assert " %" not in window.status()
+    assert "First token" not in window.status()
+    window.type("    ret")
+    window.wait_for_ghost("urn w * h * 2")
+    window.wait_for_status("First token: 1 ms")
+    window.wait_for_status("Tokens per second: 50")
+
+
+def test_an_engine_that_cannot_load(desk: Desk) -> None:
+    window = begin(desk, "broken.py")
+    desk.script.cannot_load("The card has too little memory.")
+    desk.workbench.set(model__name="broken-model")
+    window.wait_for_status("The card has too little memory.")
+    item = window.page.locator(".statusbar-item[id^='completion-ls.']")
+    assert item.locator(".codicon-error").count() == 1
+    assert "error-kind" in (item.get_attribute("class") or "")
+    window.type("    ret")
+    nothing_comes(window)
+    desk.script.cannot_load("")
+    desk.workbench.set(model__name="mended-model")
+    window.wait_until_ready("mended-model")
+    by_hand(window)
+
+
+def test_off_for_a_language_and_on_again(desk: Desk) -> None:
+    window = begin(desk, "off.py")
+    window.choose_in_menu("Turn off for python")
+    window.wait_for_status("off for python")
+    window.go_to(3, 1)
+    window.type("    ret")
+    nothing_comes(window)
+    by_hand(window)
+    window.choose_in_menu("Turn on for python")
+    window.wait_until_ready()
+    window.go_to(3, 8)
+    window.type("u")
+    window.wait_for_ghost("rn w * h * 2")
+
+
+def test_off_in_this_workspace(desk: Desk) -> None:
+    window = begin(desk, "workspace.py")
+    window.choose_in_menu("Turn off in this workspace")
+    window.wait_for_status("off in this workspace")
+    window.go_to(3, 1)
+    window.type("    ret")
+    nothing_comes(window)
+    by_hand(window)
+    window.choose_in_menu("Turn on in this workspace")
+    window.wait_until_ready()
+    window.go_to(3, 8)
+    window.type("u")
+    window.wait_for_ghost("rn w * h * 2")
+
+
+def test_restart_from_the_menu(desk: Desk) -> None:
+    window, workbench = begin(desk, "again.py"), desk.workbench
+    before = workbench.servers()
+    window.choose_in_menu("Restart the server")
+    window.wait(
+        lambda: (now := workbench.servers()) and not set(now) & set(before), "another server"
+    )
+    window.wait_until_ready()
+    window.go_to(3, 1)
+    window.type("    ret")
+    window.wait_for_ghost("urn w * h * 2")
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [("Doctor", ["doctor"]), ("Status of the engine", ["status"]), ("Log", None)],
+)
+def test_the_output_is_shown(desk: Desk, label: str, words: list[str] | None) -> None:
+    # What is in it comes to the screen by a library that scripts/vscode_editors leaves out.
+    window = begin(desk, "output.py")
+    window.choose_in_menu(label)
+    window.wait(lambda: window.output() == "completion-ls", "the output in view")
+    if words:
+        called = window.wait(lambda: desk.script.heard("run"), "a call of the program")
+        assert [one["words"] for one in called] == [words]
+    else:  # it takes the focus, a moment later
+        window.page.wait_for_selector(".part.panel .monaco-editor.focused")
+    window.choose("View: Hide Panel")
+    window.wait(lambda: window.output() == "", "no output in view")
