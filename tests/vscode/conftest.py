@@ -99,12 +99,17 @@ class Pool:
         self._desk.workbench.reset()
         self._desk.window.close_all()
 
-    def report(self, name: str) -> None:
-        """Pictures and logs of all that is open, among the artefacts."""
-        vscode.ARTEFACTS.mkdir(exist_ok=True)
+    def pictures(self, name: str) -> None:
+        """Of all that is open, among the artefacts."""
         for workbench in self._workbenches:
             for number, window in enumerate(workbench.windows):
                 window.screenshot(f"{name}-{number}")
+
+    def report(self, name: str) -> None:
+        """Pictures and logs."""
+        self.pictures(name)
+        vscode.ARTEFACTS.mkdir(exist_ok=True)
+        for workbench in self._workbenches:
             (vscode.ARTEFACTS / f"{name}.log").write_text(workbench.logs())
 
     def close(self) -> None:
@@ -168,11 +173,14 @@ def pool(version: str) -> Iterator[Pool]:
 
 @pytest.fixture
 def watched(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """The same; after a test that failed, artefacts are left and all is opened anew."""
+    """The same; a picture of the end is kept. After a test that failed logs are kept, too, and all is
+    opened anew."""
     yield pool
     if request.node.stash.get(FAILED, False):
-        pool.report(re.sub(r"[^\w.]+", "-", request.node.name).strip("-"))
+        pool.report(_name(request))
         pool.close()
+    elif "desk" not in request.fixturenames:
+        pool.pictures(_name(request))
 
 
 @pytest.fixture
@@ -180,6 +188,7 @@ def desk(watched: Pool, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """A window without a file, and an empty script."""
     yield watched.desk()
     if not request.node.stash.get(FAILED, False):
+        watched.pictures(_name(request))
         try:
             watched.tidy()
         except BaseException:
@@ -197,3 +206,7 @@ def another(watched: Pool) -> Callable[..., tuple[Workbench, Script]]:
 def real(watched: Pool) -> Callable[..., Workbench]:
     """Opens a workbench with the real engine; settings by name."""
     return lambda **settings: watched.real(settings)
+
+
+def _name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^\w.]+", "-", request.node.name).strip("-")
