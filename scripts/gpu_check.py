@@ -110,13 +110,19 @@ def shape_part(part: Part, options: Options) -> None:
     text = f"first token of {sizes.context:,} new ones"
     part.add("cold_ms", text, card.cold_ms(engine, sizes), "ms")
     note = ""
-    if torch.cuda.is_available():  # the last: it changes the library for good
-        from completion_ls.engines.exl2.prefill_stream import PrefillStream
+    if torch.cuda.is_available():
+        from completion_ls.engines.exl2.loading import use_prefill_stream
+        from completion_ls.engines.exl2.prefill_stream import PrefillStream, wait_for_copies
 
-        generator.prefill_stream = PrefillStream(0)
+        wait_for_copies(False)
+        stream = PrefillStream(0)
     else:
         note = "a CPU has no streams: the same as above"
-    text = "... with the prefill stream"
+    text = "... where no copy waits for the card"
+    part.add("cold_no_waits_ms", text, card.cold_ms(engine, sizes), "ms", note)
+    if torch.cuda.is_available():
+        use_prefill_stream(generator, stream)
+    text = "... and with the prefill stream"
     part.add("cold_stream_ms", text, card.cold_ms(engine, sizes), "ms", note)
     peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
     part.add("vram_used", "VRAM used after all this", _used(free_before) / 2**30, "GiB", _but())

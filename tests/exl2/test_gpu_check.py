@@ -56,6 +56,7 @@ KEYS = [
     "keystroke_ms",
     "keystroke_over_floor",
     "cold_ms",
+    "cold_no_waits_ms",
     "cold_stream_ms",
     "vram_used",
     "vram_reserved",
