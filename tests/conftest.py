@@ -51,6 +51,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     environment = isolate(folder)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("completion_ls.config.sources._given", "")  # `--profile` sets it
     loggers = [logging.getLogger(name) for name in (None, "completion_ls")]
     levels = [logger.level for logger in loggers]
     yield environment
