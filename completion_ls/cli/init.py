@@ -29,8 +29,8 @@ from completion_ls.config.sources import (
     resolve,
 )
 from completion_ls.engines.exl2 import checks
+from completion_ls.engines.exl2.gpu import GraphicsCard, find_card
 from completion_ls.models import local
-from completion_ls.models.card import GraphicsCard, find_card
 from completion_ls.models.store import megabytes, shown
 
 GIB = 2**30

@@ -17,10 +17,9 @@ from completion_ls.cli import init
 from completion_ls.cli.main import main
 from completion_ls.config.paths import config_file
 from completion_ls.config.sources import profile_names, profiles_dir, resolve
-from completion_ls.engines.exl2 import checks
+from completion_ls.engines.exl2 import checks, gpu
 from completion_ls.engines.exl2.checks import Piece
-from completion_ls.models import card
-from completion_ls.models.card import GraphicsCard, find_card
+from completion_ls.engines.exl2.gpu import GraphicsCard, find_card
 
 GIB = 2**30
 
@@ -70,14 +69,14 @@ def use_driver(
     library = folder / f"driver-{cards}-{fails}.so"
     command = [compiler, "-shared", "-fPIC", f"-DCARDS={cards}", f"-DFAILS={fails}"]
     subprocess.run([*command, "-o", str(library), str(folder / "driver.c")], check=True)
-    monkeypatch.setattr(card, "DRIVER", str(library))
-    monkeypatch.setattr(card, "MANAGEMENT", str(library))
+    monkeypatch.setattr(gpu, "DRIVER", str(library))
+    monkeypatch.setattr(gpu, "MANAGEMENT", str(library))
 
 
 @pytest.fixture(autouse=True)
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without one, unless a test has its own."""
-    monkeypatch.setattr(card, "DRIVER", "libthere-is-none.so")
+    monkeypatch.setattr(gpu, "DRIVER", "libthere-is-none.so")
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def file(isolated: dict[str, str]) -> Path:
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_driver(monkeypatch, tmp_path)
     assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, 23 * GIB, (8, 9))
-    monkeypatch.setattr(card, "MANAGEMENT", "libthere-is-none.so")
+    monkeypatch.setattr(gpu, "MANAGEMENT", "libthere-is-none.so")
     assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, None, (8, 9))
 
 
@@ -103,7 +102,7 @@ def test_no_usable_card(
 def test_no_driver_and_one_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert find_card() is None
     (tmp_path / "text.so").write_text("no library")
-    monkeypatch.setattr(card, "DRIVER", str(tmp_path / "text.so"))
+    monkeypatch.setattr(gpu, "DRIVER", str(tmp_path / "text.so"))
     assert find_card() is None
 
 

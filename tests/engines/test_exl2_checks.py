@@ -14,7 +14,7 @@ import pytest
 
 from completion_ls.config.sources import profile_names, resolve
 from completion_ls.daemon.load import load
-from completion_ls.engines.exl2 import checks
+from completion_ls.engines.exl2 import checks, gpu
 from completion_ls.engines.exl2.checks import Piece, check_cuda, check_paged, check_pieces, pieces
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.endpoint import DaemonConfig
@@ -120,7 +120,7 @@ def test_sources_of_the_extension_are_no_extension(
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "GPU_LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr(gpu, "DRIVER", "libno-such-driver.so.1")
     assert piece("NVIDIA driver and GPU").found is None
 
 

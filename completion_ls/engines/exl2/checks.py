@@ -7,17 +7,17 @@ Nothing here needs torch or exllamav2, but `find_card`, which imports torch when
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from completion_ls.engines.exl2.gpu import count_gpus
 
 EXLLAMAV2 = "0.3.2"
 """The only version that this engine was made for: it works on the library's own page table."""
@@ -25,7 +25,6 @@ FLASH_ATTN = (2, 5, 7)
 """The first version that reads paged keys and values."""
 AMPERE = 8
 """The first compute capability that flash-attn computes on."""
-GPU_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 WITHOUT_A_CARD = "`completion-ls init --profile cpu` chooses a small model that needs no card."
 KNOW_THEIR_ROPE = ("Gemma3ForConditionalGeneration",)
 """Architectures for which exllamav2 has the right `rope_theta` by itself."""
@@ -178,19 +177,9 @@ def _gpu() -> Piece:
         "Install the driver of your NVIDIA card; `nvidia-smi` must list it, and CUDA_VISIBLE_DEVICES "
         "must not hide it."
     )
-    return Piece("NVIDIA driver and GPU", _count_gpus(), how)
-
-
-def _count_gpus() -> str | None:
-    """Asks the driver's own library, which takes milliseconds where torch takes seconds."""
-    try:
-        driver = ctypes.CDLL(GPU_LIBRARY)
-        count = ctypes.c_int()
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
-            return None
-    except (OSError, AttributeError):
-        return None
-    return f"{count.value} GPU" + "s" * (count.value > 1)
+    count = count_gpus()
+    found = f"{count} GPU" + "s" * (count > 1) if count > 0 else None
+    return Piece("NVIDIA driver and GPU", found, how)
 
 
 def _torch() -> Piece:

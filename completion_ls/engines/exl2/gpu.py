@@ -1,4 +1,4 @@
-"""The first NVIDIA card of this machine, as its driver tells of it: no torch, no CUDA toolkit."""
+"""The NVIDIA cards of this machine, as their driver tells of it: no torch, no CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ class _Failed(Exception):
 def find_card() -> GraphicsCard | None:
     """The GPU that CUDA calls the first one; None without a driver or a GPU."""
     try:
-        driver = ctypes.CDLL(DRIVER)
-        count, device = ctypes.c_int(), ctypes.c_int()
-        _call(driver.cuInit, 0)
-        _call(driver.cuDeviceGetCount, ctypes.byref(count))
-        if count.value < 1:
+        driver, count = _driver()
+        if count < 1:
             return None
+        device = ctypes.c_int()
         _call(driver.cuDeviceGet, ctypes.byref(device), 0)
         name = ctypes.create_string_buffer(NAME_BYTES)
         _call(driver.cuDeviceGetName, name, NAME_BYTES, device)
@@ -63,6 +61,22 @@ def find_card() -> GraphicsCard | None:
         return None
     text = name.value.decode(errors="replace")
     return GraphicsCard(text, total.value, _free(bus.value), (parts[0], parts[1]))
+
+
+def count_gpus() -> int:
+    """How many there are, in milliseconds where torch takes seconds; 0 without a driver."""
+    try:
+        return _driver()[1]
+    except (OSError, AttributeError, _Failed):
+        return 0
+
+
+def _driver() -> tuple[ctypes.CDLL, int]:
+    """The driver's own library, ready for use, and the number of GPUs."""
+    driver, count = ctypes.CDLL(DRIVER), ctypes.c_int()
+    _call(driver.cuInit, 0)
+    _call(driver.cuDeviceGetCount, ctypes.byref(count))
+    return driver, count.value
 
 
 def _free(bus: bytes) -> int | None:
