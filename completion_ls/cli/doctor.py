@@ -84,8 +84,8 @@ def examine() -> Report:
         report.obstacles.append(str(error))
         return report
     folder = _folder(config.model.name, report)
-    guesses = config.draft.model and config.draft.max_tokens
-    draft = _folder(config.draft.model, report, "draft.model: ") if guesses else None
+    guesses = config.draft.model_in_use
+    draft = _folder(guesses, report, "draft.model: ") if guesses else None
     if folder and draft:
         _check_vocabulary(folder, draft, report)
     if settings.engine.kind == "exllamav2":

@@ -46,8 +46,7 @@ def _named_for_engine(settings: Settings) -> list[str]:
 
 def named(settings: Settings) -> list[str]:
     """The models that these settings load: the one that answers, and the one that guesses."""
-    draft = settings.draft.model if settings.draft.max_tokens else ""
-    return [settings.model.name, *([draft] if draft else [])]
+    return [name for name in (settings.model.name, settings.draft.model_in_use) if name]
 
 
 def list_models() -> int:

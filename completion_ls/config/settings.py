@@ -62,6 +62,11 @@ class DraftSettings(Section):
     """Most tokens guessed for one pass, of which `exllamav2` takes 15 at most; how many pay is
     measured and learnt. 0 turns drafts off."""
 
+    @property
+    def model_in_use(self) -> str:
+        """The draft model's name; empty where there is none, or no drafts at all."""
+        return self.model if self.max_tokens else ""
+
 
 class PromptSettings(Section):
     """What the model sees."""

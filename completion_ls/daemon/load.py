@@ -70,8 +70,8 @@ def check_kind(config: DaemonConfig) -> None:
     """Raise ModelError (a sentence) where the engine cannot read the kind of file that a model is
     in, before gigabytes are fetched or converted for it."""
     named = [("model.name", config.model.name)]
-    if config.draft.model and config.draft.max_tokens:
-        named.append(("draft.model", config.draft.model))
+    if config.draft.model_in_use:
+        named.append(("draft.model", config.draft.model_in_use))
     for key, name in named:
         if config.engine.kind == "exllamav2" and _is_gguf(name):
             raise ModelError(
@@ -151,10 +151,11 @@ def _prepared(
 
 
 def _draft_folder(config: DaemonConfig, progress: Callable[[str, float], None]) -> Path | None:
-    if not config.draft.model or config.draft.max_tokens == 0:
+    name = config.draft.model_in_use
+    if not name:
         return None
     try:
-        return _prepared(config, config.draft.model, progress).folder
+        return _prepared(config, name, progress).folder
     except ModelError as error:
         raise ModelError(f"draft.model: {error}") from error
 
