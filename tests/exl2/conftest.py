@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from support.exl2.install import install
-from support.exl2.tiny import TinyModels, load_model, write_tiny_models
+from support.exl2.tiny import TinyModels, load_model, source, write_tiny_models
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,3 +51,16 @@ def target_folder(tiny: TinyModels) -> Path:
 def target(exllamav2: Any, target_folder: Path) -> Any:
     """The target, loaded."""
     return load_model(target_folder)
+
+
+@pytest.fixture(scope="session")
+def pair(exllamav2: Any, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """A target, and a draft that agrees often."""
+    return write_tiny_models(tmp_path_factory.mktemp("pair"), agreeing=True)
+
+
+@pytest.fixture(scope="session")
+def text(pair: TinyModels) -> list[int]:
+    """Tokens of code."""
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    return tokenizer.encode(source("engines/torch_cpu.py")).ids

@@ -19,8 +19,6 @@ from support.exl2.tiny import (
     CacheKind,
     TinyModels,
     load_model,
-    source,
-    write_tiny_models,
 )
 from support.jobs import Answer, drain, job, run
 
@@ -28,12 +26,6 @@ pytestmark = pytest.mark.exl2
 
 PAGES = 6
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """A target, and a draft whose heads are wide enough for a cache of few bits."""
-    return write_tiny_models(tmp_path_factory.mktemp("pair"), agreeing=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +49,6 @@ def answer(load: Callable) -> Callable[[Job], list[int]]:
         return known[key]
 
     return ask
-
-
-@pytest.fixture(scope="module")
-def text(pair: TinyModels) -> list[int]:
-    """Tokens of code."""
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    return tokenizer.encode(source("engines/torch_cpu.py")).ids
 
 
 def check_pages(generator: Any) -> None:

@@ -40,8 +40,6 @@ from support.exl2.tiny import (
     load_tokenizer,
     make_cache,
     random_model,
-    source,
-    write_tiny_models,
 )
 from support.exl2.weights import export, read_dequantized
 
@@ -74,18 +72,6 @@ def run(
             return found
         found += [token for event in events for token in event.tokens]
     raise AssertionError("it never ends")
-
-
-@pytest.fixture(scope="module")
-def pair(exllamav2: Any, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """A target, and a draft that agrees often."""
-    return write_tiny_models(tmp_path_factory.mktemp("pair"), agreeing=True)
-
-
-@pytest.fixture(scope="module")
-def text(pair: TinyModels) -> list[int]:
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    return tokenizer.encode(source("engines/torch_cpu.py")).ids
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.engines.contract import Job, Lane
 from completion_ls.engines.exl2 import loading
 from completion_ls.engines.exl2.checks import Card
-from support.exl2.tiny import TinyModels, source, write_tiny_models
+from support.exl2.tiny import TinyModels
 
 pytestmark = pytest.mark.exl2
 
@@ -53,19 +52,6 @@ class PlayedEvent:
             if work in self.stream.waiting:
                 self.stream.waiting.remove(work)
                 work()
-
-
-@pytest.fixture(scope="module")
-def pair(exllamav2: Any, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """A target, and a draft that agrees often."""
-    return write_tiny_models(tmp_path_factory.mktemp("pair"), agreeing=True)
-
-
-@pytest.fixture(scope="module")
-def text(pair: TinyModels) -> list[int]:
-    """Tokens of code."""
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    return tokenizer.encode(source("engines/torch_cpu.py")).ids
 
 
 @pytest.fixture
