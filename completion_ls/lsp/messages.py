@@ -11,6 +11,9 @@ fails; any client may ask for the state and the figures with `completionLs/engin
 
 A client may also say which document the user has come to look at, `completionLs/didShowDocument`:
 its prompt is computed before the first key.
+
+With `wholeSettings: true` beside `engineState`, each `workspace/didChangeConfiguration` has all that
+the client sets: what it leaves out is set no longer, although `initializationOptions` had it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ PARTIAL_INLINE_COMPLETION = "completionLs/partialInlineCompletion"
 DID_SHOW_DOCUMENT = "completionLs/didShowDocument"
 DID_CHANGE_ENGINE_STATE = "completionLs/didChangeEngineState"
 ENGINE_REPORT = "completionLs/engineReport"
+
+CAPABILITIES = "completionLs"
+"""Our part of a client's `experimental` capabilities."""
+ENGINE_STATE = "engineState"
+WHOLE_SETTINGS = "wholeSettings"
 
 
 @attrs.define

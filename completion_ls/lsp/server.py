@@ -106,6 +106,12 @@ class CompletionServer(LanguageServer):
             self.suggester.engine.warm_up()
             self.run_task(old.leave())
 
+    def client_says(self, capability: str) -> bool:
+        """Whether the client has one of our own capabilities."""
+        experimental = self.client_capabilities.experimental
+        own = experimental.get(messages.CAPABILITIES) if isinstance(experimental, dict) else None
+        return isinstance(own, dict) and own.get(capability) is True
+
     def configured(self) -> Suggester:
         """The suggester; made now for a client that never sends `initialized`."""
         if self.suggester is None:
@@ -336,6 +342,8 @@ async def change_configuration(
             log.warning("the editor does not tell its settings: %s", error)
             return
         settings = answer[0] if answer else None
+    if server.client_says(messages.WHOLE_SETTINGS):
+        server.editor_settings.clear()
     server.editor_settings[CONFIGURATION_SOURCE] = settings
     server.configure()
 

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPT_IN = "completionLs"
-"""In a client's `experimental` capabilities: it wants to hear of each change of the state."""
-
 
 class EngineState:
     """The engine as this window sees it. Clients that asked for it are told of changes."""
@@ -51,10 +48,5 @@ class EngineState:
         if now == self._now:
             return
         self._now = now
-        if self._wanted():
+        if self._server.client_says(messages.ENGINE_STATE):
             self._server.protocol.notify(messages.DID_CHANGE_ENGINE_STATE, now)
-
-    def _wanted(self) -> bool:
-        experimental = self._server.client_capabilities.experimental
-        own = experimental.get(OPT_IN) if isinstance(experimental, dict) else None
-        return isinstance(own, dict) and own.get("engineState") is True

@@ -450,6 +450,21 @@ async def test_settings_can_change_while_it_runs(shared: dict[str, str]) -> None
         assert await editor.inline("file:///area.py", 1, 4, trigger_kind=manual)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_setting_may_be_taken_back(shared: dict[str, str], whole: bool) -> None:
+    """By a client that tells all of its settings each time; another one's first settings stay."""
+    options = {"server": {"disabled_languages": ["python"]}}
+    async with window(shared) as editor:
+        capabilities = {"completionLs": {"wholeSettings": whole}}
+        await editor.initialize(experimental=capabilities, initialization_options=options)
+        editor.open("file:///area.py", AREA)
+        assert await editor.inline("file:///area.py", 1, 4) == []
+        editor.client.workspace_did_change_configuration(
+            t.DidChangeConfigurationParams({"completion-ls": {}})
+        )
+        assert bool(await editor.inline("file:///area.py", 1, 4)) is whole
+
+
 async def test_by_hand_there_are_alternatives(shared: dict[str, str]) -> None:
     async with window(shared) as editor:
         await editor.initialize(initialization_options={"completion": {"ahead": False}})

@@ -393,6 +393,26 @@ def test_a_setting_takes_effect(desk: Desk) -> None:
         window.pause(0.5)
 
 
+def test_a_setting_that_is_taken_back_needs_no_other_server(desk: Desk) -> None:
+    window, workbench = desk.window, desk.workbench
+    desk.script.say("    ret", "urn w", " * h", pause_s=0.1)
+    desk.open("back.py", AREA)
+    workbench.set(server__disabled_languages=["python"])
+    window.wait_for_status("off for python")
+    before = workbench.servers()
+    window.run("completion-ls.restart")  # the new one begins with the setting
+    servers = window.wait(
+        lambda: (now := workbench.servers()) and not set(now) & set(before) and now,
+        "another server",
+    )
+    workbench.set(server__disabled_languages=None)
+    window.wait_until_ready()
+    window.go_to(3, 1)
+    window.type("    ret")
+    window.wait_for_ghost("urn w * h")
+    assert workbench.servers() == servers
+
+
 def test_another_model_is_loaded_when_the_settings_name_it(desk: Desk) -> None:
     window = desk.window
     desk.script.say("    ret", "urn w", " * h", pause_s=0.1)

@@ -35,10 +35,3 @@ export function chosen(
   }
   return found;
 }
-
-/** Whether something that was chosen before is chosen no longer. */
-export function lacks(now: Chosen, before: Chosen): boolean {
-  return Object.entries(before).some(([section, values]) =>
-    Object.keys(values).some((key) => now[section]?.[key] === undefined),
-  );
-}

@@ -9,7 +9,7 @@ import {
   State,
   TransportKind,
 } from "vscode-languageclient/node";
-import { type Chosen, chosen, lacks } from "./chosen";
+import { type Chosen, chosen } from "./chosen";
 import type { EngineState, Figures } from "./figures";
 import { Life, type Running } from "./life";
 import { SELECTOR } from "./provider";
@@ -31,7 +31,7 @@ export interface Watcher {
 /** A server's process and the client of it. */
 interface Process extends Running {
   readonly client: LanguageClient;
-  /** The settings that it was started with, which it keeps where later ones say nothing. */
+  /** The settings that it was started with. */
   readonly given: Chosen;
 }
 
@@ -124,7 +124,7 @@ export class Server implements vscode.Disposable {
     const client = new LanguageClient(SECTION, "completion-ls", { run, debug: run }, options);
     client.registerFeature({
       fillClientCapabilities: (capabilities) => {
-        capabilities.experimental = { completionLs: { engineState: true } };
+        capabilities.experimental = { completionLs: { engineState: true, wholeSettings: true } };
       },
       initialize: () => undefined,
       getState: () => ({ kind: "static" }),
@@ -157,16 +157,7 @@ export class Server implements vscode.Disposable {
   }
 
   private tellSettings(): void {
-    const one = this.life.active;
-    if (!one) {
-      return;
-    }
-    const now = settings();
-    if (lacks(now, one.given)) {
-      void this.start(this.program);
-    } else {
-      this.tell("workspace/didChangeConfiguration", { settings: { [SECTION]: now } });
-    }
+    this.tell("workspace/didChangeConfiguration", { settings: { [SECTION]: settings() } });
   }
 
   /** Which document the user looks at, so that its prompt is there before the first key. */

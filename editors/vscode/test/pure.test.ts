@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { Backoff } from "../src/backoff";
-import { chosen, type Inspected, lacks } from "../src/chosen";
+import { chosen, type Inspected } from "../src/chosen";
 import { label, tooltip } from "../src/figures";
 
 describe("back-off", () => {
@@ -36,15 +36,6 @@ describe("chosen settings", () => {
 
   it("are not taken from a workspace that is not trusted, where they name things", () => {
     expect(find(false)).toEqual({ model: { name: "mine" }, completion: { lines: "auto" } });
-  });
-
-  it("may be taken back", () => {
-    const before = { model: { name: "x" }, engine: { threads: 0 } };
-    expect(lacks(before, before)).toBe(false);
-    expect(lacks({ model: { name: "y" }, engine: { threads: 2, kind: "a" }, draft: {} }, before)).toBe(false);
-    expect(lacks({ model: { name: "x" } }, before)).toBe(true);
-    expect(lacks({ model: { name: "x" }, engine: {} }, before)).toBe(true);
-    expect(lacks({}, {})).toBe(false);
   });
 
   it("may be false, zero or empty", () => {
