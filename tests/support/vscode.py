@@ -122,6 +122,32 @@ TAKE_FRAMES = f"""async () => {{
 }}"""
 DEFAULT_MODEL = Settings().model.name
 
+PYTHON_MANIFEST: Mapping[str, object] = {
+    "name": "python",
+    "publisher": "ms-python",
+    "version": "1.0.0",
+    "engines": {"vscode": "^1.90.0"},
+    "main": "./main.js",
+    "activationEvents": [],
+    "capabilities": {"untrustedWorkspaces": {"supported": True}},
+}
+PYTHON_CODE = """const vscode = require("vscode");
+exports.activate = () => {
+  let path = "python";
+  const choose = resolve => setTimeout(() => { path = PROGRAM; resolve(); }, 500);
+  return {
+    ready: new Promise(choose),
+    environments: {
+      getActiveEnvironmentPath: () => ({ id: path, path }),
+      resolveEnvironment: async one =>
+        one.path === PROGRAM ? { executable: { uri: vscode.Uri.file(PROGRAM) } } : undefined,
+    },
+  };
+};
+"""
+"""What stands for the Python extension: like that one it has an API, and has chosen an environment
+when it is ready, not when it is active."""
+
 T = TypeVar("T")
 
 
@@ -188,7 +214,8 @@ class Workbench:
 
     `folder` becomes its own and should have a short name, for sockets lie in it. `workspace` is the
     folder that windows open; it is not trusted with `trust` False. Without a program the settings
-    name none. `environment` goes before that of this process.
+    name none. `environment` goes before that of this process. With `python`, there is a Python
+    extension (a stand-in) in whose active environment that is the interpreter.
     """
 
     def __init__(
@@ -201,6 +228,7 @@ class Workbench:
         *,
         trust: bool = True,
         environment: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.version = version
         self.folder = folder
@@ -224,6 +252,8 @@ class Workbench:
         self._first_settings = {**SETTINGS, **named, **settings}
         self.reset()
         self._bind_keys()
+        if python:
+            self._install_python(python)
         self._install()
         self._start()
 
@@ -315,7 +345,7 @@ class Workbench:
 
     def manifest(self) -> dict[str, Any]:
         """The extension's package.json."""
-        (file,) = (self._data / "extensions").glob("*/package.json")
+        (file,) = (self._data / "extensions").glob("completion-ls.*/package.json")
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
@@ -353,7 +383,7 @@ class Workbench:
         extension = _extension()
         assert extension is not None
         installed = self._data / "extensions"
-        installed.mkdir()
+        installed.mkdir(exist_ok=True)
         if extension.is_file():
             words = [*self._words(), "--install-extension", str(extension)]
             result = subprocess.run(
@@ -367,6 +397,15 @@ class Workbench:
             copy = shutil.copytree if (extension / part).is_dir() else shutil.copy
             (installed / name).mkdir(exist_ok=True)
             copy(extension / part, installed / name / part)
+
+    def _install_python(self, python: Path) -> None:
+        # Before ours: whatever is there when the first one is installed by VS Code counts.
+        folder = self._data / "extensions" / "ms-python.python-1.0.0"
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text(json.dumps(PYTHON_MANIFEST))
+        (folder / "main.js").write_text(
+            f"const PROGRAM = {json.dumps(str(python))};\n{PYTHON_CODE}"
+        )
 
     def _words(self) -> list[str]:
         return [

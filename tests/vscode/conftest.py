@@ -80,13 +80,16 @@ class Pool:
         settings: Mapping[str, object] | None = None,
         trust: bool = True,
         environment: Mapping[str, str] | None = None,
+        has_python: bool = False,
     ) -> tuple[Workbench, Script]:
-        """One of a test's own; its settings name the script's program, with `has_program`."""
+        """One of a test's own; its settings name the script's program, with `has_program`. With
+        `has_python`, the program is in the active environment of a Python extension."""
         folder = self._folder()
         script = Script.make(folder / "script")
         program = script.program if has_program else None
+        python = script.program.with_name("python") if has_python else None
         workbench = self._open(
-            folder, program, settings or {}, trust=trust, environment=environment
+            folder, program, settings or {}, trust=trust, environment=environment, python=python
         )
         return workbench, script
 
@@ -134,6 +137,7 @@ class Pool:
         *,
         trust: bool = True,
         environment: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> Workbench:
         workbench = Workbench(
             self._browser,
@@ -143,6 +147,7 @@ class Pool:
             settings,
             trust=trust,
             environment=environment,
+            python=python,
         )
         self._workbenches.append(workbench)
         return workbench

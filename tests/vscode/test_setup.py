@@ -40,6 +40,12 @@ def type_there(window: Window) -> None:
     window.type("    ")
 
 
+def trust_workspace(window: Window) -> None:
+    """As the user does."""
+    window.choose("Workspaces: Manage Workspace Trust")
+    window.page.click(".workspace-trust-editor .workspace-trust-buttons-row a:has-text('Trust')")
+
+
 def test_of_a_workspace_that_is_not_trusted(
     another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
 ) -> None:
@@ -65,8 +71,7 @@ def test_of_a_workspace_that_is_not_trusted(
     assert [one["model"] for one in script.heard("load")] == [DEFAULT_MODEL]
     assert other.heard() == []
     # When it is trusted, all of its settings count.
-    window.choose("Workspaces: Manage Workspace Trust")
-    window.page.click(".workspace-trust-editor .workspace-trust-buttons-row a:has-text('Trust')")
+    trust_workspace(window)
     window.wait_until_ready("model-of-the-workspace")
     assert {one["model"] for one in other.heard("load")} == {"model-of-the-workspace"}
     assert {one["model"] for one in script.heard("load")} == {DEFAULT_MODEL}
@@ -80,6 +85,38 @@ def path_without_program(folder: Path) -> str:
     found = os.pathsep.join([str(folder), "/usr/bin", "/bin"])
     assert shutil.which("completion-ls", path=found) is None
     return found
+
+
+def test_the_program_of_the_active_python_environment_is_taken(
+    another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
+) -> None:
+    environment = {"PATH": path_without_program(tmp_path / "bin")}
+    workbench, script = another(has_program=False, has_python=True, environment=environment)
+    window = workbench.window(workbench.file("environment.py", TEXT))
+    window.wait_until_ready()
+    assert ["--stdio"] in [one["words"] for one in script.heard("run")]
+    # Without it nothing runs on, whatever was there before.
+    script.program.unlink()
+    window.run("completion-ls.restart")
+    window.wait_for_status("is not installed here")
+    window.wait(lambda: workbench.servers() == [], "no server")
+
+
+def test_of_an_untrusted_workspace_the_python_environment_is_not_taken(
+    another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
+) -> None:
+    workbench, script = another(
+        has_program=False,
+        has_python=True,
+        trust=False,
+        settings={"security.workspace.trust.startupPrompt": "never"},
+        environment={"PATH": path_without_program(tmp_path / "bin")},
+    )
+    window = workbench.window(workbench.file("environment.py", TEXT))
+    window.wait_for_status("is not installed here")
+    assert script.heard() == []
+    trust_workspace(window)
+    window.wait_until_ready()
 
 
 def wheel(folder: Path, program: Path) -> Path:

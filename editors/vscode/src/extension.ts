@@ -38,6 +38,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
       await server?.start(program);
       return;
     }
+    await server?.stop();
     status.change({
       state: "failed",
       text: "completion-ls is not installed here; the menu of this item restarts when it is.",
@@ -115,6 +116,8 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
         void start();
       }
     }),
+    // More settings count, and the Python environment.
+    vscode.workspace.onDidGrantWorkspaceTrust(start),
   );
   // Not waited for: the editor need not wait for a Python environment to be found.
   void start();

@@ -77,11 +77,13 @@ function privateEnvironment(storage: vscode.Uri): string {
 /** The folder of programs of the environment that the Python extension has chosen. */
 async function activeEnvironment(): Promise<string | undefined> {
   const python = vscode.extensions.getExtension("ms-python.python");
-  if (!python) {
+  // The environment may be a folder of the workspace, and its program anybody's.
+  if (!python || !vscode.workspace.isTrusted) {
     return undefined;
   }
   try {
-    const { environments } = await python.activate();
+    const { ready, environments } = await python.activate();
+    await ready; // before, it may not have chosen one
     const active = await environments.resolveEnvironment(environments.getActiveEnvironmentPath());
     const file: string | undefined = active?.executable?.uri?.fsPath;
     return file && path.dirname(file);

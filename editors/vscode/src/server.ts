@@ -64,7 +64,6 @@ export class Server implements vscode.Disposable {
           this.tellSettings();
         }
       }),
-      vscode.workspace.onDidGrantWorkspaceTrust(() => this.tellSettings()),
       vscode.window.onDidChangeActiveTextEditor((editor) => this.tellShown(editor)),
     );
   }
@@ -120,7 +119,7 @@ export class Server implements vscode.Disposable {
       },
       initializationFailedHandler: () => false,
     };
-    const run = { command: program, args: ["--stdio"], transport: TransportKind.stdio };
+    const run = { command: program, transport: TransportKind.stdio }; // which adds --stdio
     const client = new LanguageClient(SECTION, "completion-ls", { run, debug: run }, options);
     client.registerFeature({
       fillClientCapabilities: (capabilities) => {
