@@ -207,10 +207,11 @@ export class Provider implements vscode.Disposable {
     }, LEFT_MS);
   }
 
-  /** Escape: nothing more of this suggestion is shown. */
+  /** Escape: nothing more of this suggestion is shown. It stays the live one, to answer with nothing what
+   * VS Code was about to ask when the key came. */
   private async dismiss(): Promise<void> {
     this.live?.session.dismiss();
-    this.end();
+    this.stop();
     await vscode.commands.executeCommand("editor.action.inlineSuggest.hide");
   }
 
@@ -222,8 +223,12 @@ export class Provider implements vscode.Disposable {
   }
 
   private end(): void {
-    this.live?.cancel.cancel();
+    this.stop();
     this.live = undefined;
+  }
+
+  private stop(): void {
+    this.live?.cancel.cancel();
     this.setStreaming(false);
   }
 

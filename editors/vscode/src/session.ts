@@ -88,8 +88,11 @@ export class Session {
   }
 
   /** Whether it answers another request as well. One that ended without any text does not: why there was
-   * none may be over. */
+   * none may be over. One that was dismissed does, with nothing, until the user asks. */
   serves(asked: Asked): boolean {
+    if (this.dismissed) {
+      return samePlace(this.asked, asked) && !asked.byHand;
+    }
     const isEmpty = this.ended && this.items.length === 0;
     return !isEmpty && samePlace(this.asked, asked) && (this.asked.byHand || !asked.byHand);
   }

@@ -67,6 +67,19 @@ describe("a session", () => {
     expect(session.items).toEqual([]);
   });
 
+  it("answers with nothing where it was dismissed, unless the user asks", () => {
+    const byHand = { ...asked, byHand: true };
+    for (const first of [asked, byHand]) {
+      const session = new Session("7", first);
+      session.grow(part("7", 0, "ret"));
+      session.dismiss();
+      session.end([]);
+      expect(session.serves(asked)).toBe(true);
+      expect(session.serves(byHand)).toBe(false);
+      expect(session.serves({ ...asked, version: 4 })).toBe(false);
+    }
+  });
+
   it("serves whoever asks for no more than it was asked for", () => {
     const byHand = { ...asked, byHand: true };
     expect(new Session("7", asked).serves(asked)).toBe(true);
