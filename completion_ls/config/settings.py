@@ -72,9 +72,9 @@ class PromptSettings(Section):
     """What the model sees."""
 
     max_tokens: Annotated[int, Field(ge=64, le=131072)] = 2048
-    """Most prompt tokens."""
+    """Most tokens of a prompt: of the text around the cursor that the model reads."""
     suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25
-    """Part of the prompt given to text below the cursor."""
+    """Part of the prompt given to text below the cursor: 0.25 is a quarter."""
 
 
 class CompletionSettings(Section):
@@ -93,9 +93,10 @@ class CompletionSettings(Section):
     max_lines: Annotated[int, Field(ge=1, le=200)] = 12
     """Most lines of one suggestion."""
     ahead: Annotated[bool, Field(strict=True)] = True
-    """Prepare, while nobody waits, what comes after accepting, and the document in view."""
+    """While nobody waits, prepare what comes after accepting a suggestion, and the prompt of the
+    document in view."""
     debounce_ms: Annotated[int, Field(ge=0, le=2000)] = 0
-    """Wait this long after a change before new text is shown; the engine starts at once."""
+    """Milliseconds to wait after a change before new text is shown; the engine starts at once."""
 
 
 class ServerSettings(Section):
@@ -104,7 +105,7 @@ class ServerSettings(Section):
     completion_items: Annotated[bool, Field(strict=True)] = False
     """Also answer `textDocument/completion`, for editors without inline completion."""
     disabled_languages: list[str] = []
-    """Language ids in which nothing is offered unless asked by hand."""
+    """Language ids (`markdown`, `plaintext`) in which nothing is offered unless asked by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What goes to stderr and to the daemon's log. Code is never logged."""
 

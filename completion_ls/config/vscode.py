@@ -21,29 +21,32 @@ OWN: dict[str, dict[str, Any]] = {
         "type": "boolean",
         "default": True,
         "scope": "language-overridable",
-        "description": "Offer suggestions by themselves. Asked for by hand, they come all the same.",
+        "markdownDescription": "Offer suggestions while you type. Where this is off they come only when "
+        "you ask for them (*Trigger Inline Suggestion*).",
     },
     "program": {
         "type": "string",
         "default": "",
         "scope": "machine-overridable",
-        "description": "Path of the program completion-ls. Empty: that of the active Python "
-        "environment, in the PATH, or in the extension's own environment.",
+        "markdownDescription": "Path of the program completion-ls, with `~` for the home folder. Where it "
+        "is empty, the program of the active Python environment is started, or that in the PATH, or that "
+        "in the extension's own environment.",
     },
     "package": {
         "type": "string",
         "default": "completion-ls",
         "scope": "machine",
-        "description": "What pip installs into the extension's own environment: a name, perhaps with "
-        "a version, or the path of a wheel.",
+        "markdownDescription": "What pip installs into the extension's own environment, where no program "
+        "was found: the name of a package, perhaps with a version, or the path of a clone of the "
+        "repository or of a wheel, with `~` for the home folder.",
     },
     "trace.server": {
         "type": "string",
         "enum": ["off", "messages", "verbose"],
         "default": "off",
         "scope": "window",
-        "description": "Write the messages between VS Code and the server into the log. They hold "
-        "code.",
+        "markdownDescription": "Write the messages between VS Code and the server into the log. They "
+        "hold code.",
     },
 }
 """The extension's own settings, which the server does not have."""
@@ -61,6 +64,9 @@ def properties() -> dict[str, dict[str, Any]]:
     found = {PREFIX + name: dict(values) for name, values in OWN.items()}
     for name, values in _mirrored():
         found[PREFIX + name] = values
+    # The editor would sort them by their names, with what is looked for first between the rest.
+    for order, values in enumerate(found.values()):
+        values["order"] = order
     return found
 
 

@@ -31,6 +31,12 @@ def test_all_settings_are_there_with_their_defaults() -> None:
     assert json.loads(json.dumps(properties)) == properties
 
 
+def test_the_settings_stand_in_the_order_of_the_readme() -> None:
+    properties = vscode.properties()
+    assert [one["order"] for one in properties.values()] == list(range(len(properties)))
+    assert list(properties)[:2] == ["completion-ls.enabled", "completion-ls.program"]
+
+
 def test_a_workspace_that_is_not_trusted_names_no_programs_and_no_models() -> None:
     restricted = vscode.restricted()
     for name in ("program", "package", "model.name", "draft.model", "daemon.transport"):
