@@ -168,11 +168,17 @@ def test_without_a_program_it_can_be_installed(
     window.press("Escape")
     assert workbench.servers() == []
 
+    # The message comes each time: one that is not answered goes out of sight by itself.
+    window.run("completion-ls.restart")
+    window.wait_for_message("was not found")
+    window.wait(lambda: window.notifications() == [], "no message in view", timeout_s=30)
+
     # pip does not find it, says why, and one may try again.
     window.run("completion-ls.restart")
     window.wait_for_message("was not found")
     window.answer("Install into a private environment")
     window.wait_for_message("could not be installed", timeout_s=90)
+    window.wait_for_message("completion-ls.package")
     assert workbench.servers() == []
 
     workbench.set(package=str(wheel(packages, script.program)))
@@ -185,14 +191,35 @@ def test_without_a_program_it_can_be_installed(
     window.wait_for_ghost("".join(LINES).strip())
 
 
+def test_a_program_that_is_not_there_is_named(
+    another: Callable[..., tuple[Workbench, Script]], tmp_path: Path
+) -> None:
+    workbench, script = another()
+    window = workbench.window(workbench.file("named.py", TEXT))
+    window.wait_until_ready()
+    missing = tmp_path / "nowhere" / "completion-ls"
+    workbench.set(program=str(missing))
+    window.wait_for_message(f"There is no program {missing}")
+    assert window.buttons() == ["Open the setting"]
+    window.wait_for_status("which the setting completion-ls.program names")
+    window.wait(lambda: workbench.servers() == [], "no server")
+    workbench.set(program=str(script.program))
+    window.wait_until_ready()
+
+
 def test_the_walkthrough(desk: Desk) -> None:
     window = desk.window
     window.choose("Welcome: Open Walkthrough...", "Start with completion-ls")
     page = window.page
     steps = page.locator(".gettingStartedContainer .getting-started-step")
     steps.first.wait_for()
+    steps.filter(has_text="Install the program").click()
+    page.locator("a:has-text('Is it installed?'), button:has-text('Is it installed?')").last.click()
+    window.wait_for_message(f"completion-ls is installed: {desk.script.program}")
+    window.choose("Notifications: Clear All Notifications")
+    before = desk.workbench.servers()
     for title, button, words in (
-        ("Pick a profile", "Choose a profile", ["init"]),
+        ("Pick a profile", "Find the profile", ["init"]),
         ("Check that it fits", "Ask the doctor", ["doctor"]),
     ):
         step = steps.filter(has_text=title)
@@ -203,6 +230,10 @@ def test_the_walkthrough(desk: Desk) -> None:
             f"a call of the program with {words}",
         )
         window.wait(lambda: window.output() == "completion-ls", "the output in view")
+    # The profile counts from the next start on.
+    window.wait(
+        lambda: (now := desk.workbench.servers()) and not set(now) & set(before), "another server"
+    )
     steps.filter(has_text="Try it").click()
     page.locator("a:has-text('New file'), button:has-text('New file')").last.click()
     page.wait_for_selector(".tab.active[data-resource-name='Untitled-1']")

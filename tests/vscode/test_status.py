@@ -137,3 +137,10 @@ def test_the_output_is_shown(desk: Desk, label: str, words: list[str] | None) ->
         window.page.wait_for_selector(".part.panel .monaco-editor.focused")
     window.choose("View: Hide Panel")
     window.wait(lambda: window.output() == "", "no output in view")
+
+
+def test_the_settings_from_the_menu(desk: Desk) -> None:
+    window = begin(desk, "settings.py")
+    window.choose_in_menu("Settings")
+    window.page.wait_for_selector(".settings-editor :text('Offer suggestions while you type')")
+    window.press("Escape")

@@ -36,7 +36,7 @@ export function label(state: EngineState | undefined, isOff: boolean): string {
 /** The tooltip, as Markdown. */
 export function tooltip(state: EngineState | undefined, figures: Figures, off: string): string {
   if (off) {
-    return `completion-ls is off ${off}.`;
+    return `completion-ls is off ${off}. Click for the menu, which turns it on.`;
   }
   if (state === undefined) {
     return "completion-ls starts.";

@@ -21,7 +21,7 @@ export async function findProgram(
   storage: vscode.Uri,
 ): Promise<string | undefined> {
   if (setting) {
-    return setting.startsWith("~") ? path.join(os.homedir(), setting.slice(1)) : setting;
+    return atHome(setting);
   }
   const places = [
     await activeEnvironment(),
@@ -34,6 +34,12 @@ export async function findProgram(
     }
   }
   return undefined;
+}
+
+/** Whether a program that was named or found is there. One without a folder is looked for in the PATH by
+ * whoever starts it. */
+export async function canStart(program: string): Promise<boolean> {
+  return !path.isAbsolute(program) || isProgram(program);
 }
 
 /** Install completion-ls into an environment of this extension's own. Throws an Error whose message is a
@@ -54,7 +60,7 @@ export async function install(
   await fs.mkdir(path.dirname(folder), { recursive: true });
   const steps: [string, string[]][] = [
     [python, ["-m", "venv", folder]],
-    [path.join(folder, BIN, "python"), ["-m", "pip", "install", "--upgrade", packageName]],
+    [path.join(folder, BIN, "python"), ["-m", "pip", "install", "--upgrade", atHome(packageName)]],
   ];
   for (const [program, args] of steps) {
     output.appendLine(`> ${program} ${args.join(" ")}`);
@@ -64,10 +70,16 @@ export async function install(
     } catch (error) {
       output.append(String(error));
       throw new Error(
-        `completion-ls could not be installed into ${folder}; what pip said is in the output.`,
+        `completion-ls could not be installed into ${folder}; what pip said is in the output. The setting ` +
+          "completion-ls.package may name a clone of its repository, or a wheel, to install instead.",
       );
     }
   }
+}
+
+/** `~` stands for the home folder. */
+function atHome(name: string): string {
+  return name.startsWith("~") ? path.join(os.homedir(), name.slice(1)) : name;
 }
 
 function privateEnvironment(storage: vscode.Uri): string {

@@ -117,6 +117,10 @@ export async function showMenu(): Promise<void> {
     command("$(pulse) Doctor: can the engine run here?", "completion-ls.doctor"),
     command("$(graph) Status of the engine", "completion-ls.status"),
     command("$(output) Log", "completion-ls.log"),
+    {
+      label: "$(gear) Settings",
+      run: () => vscode.commands.executeCommand("workbench.action.openSettings", `${SECTION}.`),
+    },
   );
   const chosen = await vscode.window.showQuickPick(choices, { title: "completion-ls" });
   await chosen?.run();
