@@ -93,6 +93,15 @@ def test_off_for_a_language_and_on_again(desk: Desk) -> None:
     window.wait_for_ghost("rn w * h * 2")
 
 
+def test_on_again_for_a_language_that_the_workspace_has_off(desk: Desk) -> None:
+    window = begin(desk, "own.py")
+    desk.workbench.set(server__disabled_languages=["go"])
+    desk.workbench.set_here({"completion-ls.server.disabled_languages": ["python"]})
+    window.wait_for_status("off for python")
+    window.choose_in_menu("Turn on for python")
+    window.wait_until_ready()
+
+
 def test_off_in_this_workspace(desk: Desk) -> None:
     window = begin(desk, "workspace.py")
     window.choose_in_menu("Turn off in this workspace")

@@ -7,7 +7,9 @@ import * as path from "node:path";
 import { promisify } from "node:util";
 import * as vscode from "vscode";
 
-const run = promisify(execFile);
+/** Not in the folder that the editor happens to run in: Python would take modules from there. */
+const run = (program: string, args: string[]) =>
+  promisify(execFile)(program, args, { cwd: os.homedir(), maxBuffer: 1 << 26 });
 const WINDOWS = process.platform === "win32";
 const NAME = WINDOWS ? "completion-ls.exe" : "completion-ls";
 const BIN = WINDOWS ? "Scripts" : "bin";
@@ -65,7 +67,7 @@ export async function install(
   for (const [program, args] of steps) {
     output.appendLine(`> ${program} ${args.join(" ")}`);
     try {
-      const { stdout, stderr } = await run(program, args, { maxBuffer: 1 << 26 });
+      const { stdout, stderr } = await run(program, args);
       output.append(stdout + stderr);
     } catch (error) {
       output.append(String(error));
@@ -79,7 +81,7 @@ export async function install(
 
 /** `~` stands for the home folder. */
 function atHome(name: string): string {
-  return name.startsWith("~") ? path.join(os.homedir(), name.slice(1)) : name;
+  return /^~(?=[/\\]|$)/.test(name) ? path.join(os.homedir(), name.slice(1)) : name;
 }
 
 function privateEnvironment(storage: vscode.Uri): string {

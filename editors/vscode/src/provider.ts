@@ -186,10 +186,10 @@ export class Provider implements vscode.Disposable {
 
   /** VS Code waits no longer. Without any text yet it will show nothing of this. */
   private leave(session: Session): void {
+    this.lookWhetherLeft(); // first: what has ended is not looked at
     if (session.items.length === 0 && !session.ended) {
       session.end();
     }
-    this.lookWhetherLeft();
   }
 
   /** Stop the engine where the cursor has gone and nobody asks there. A user who types along asks again in

@@ -17,7 +17,12 @@ export function offReason(document: vscode.TextDocument | undefined): string {
     return "in this workspace";
   }
   const language = document?.languageId ?? "";
-  return all.get<string[]>(LANGUAGES, []).includes(language) ? `for ${language}` : "";
+  return disabledLanguages(all).includes(language) ? `for ${language}` : "";
+}
+
+function disabledLanguages(all: vscode.WorkspaceConfiguration): string[] {
+  const found = all.get<unknown>(LANGUAGES);
+  return Array.isArray(found) ? found : []; // it is whatever the user has written
 }
 
 export class StatusBar implements vscode.Disposable {
@@ -86,7 +91,7 @@ export async function showMenu(): Promise<void> {
   const all = vscode.workspace.getConfiguration(SECTION, document);
   const enabled = all.get<boolean>("enabled", true);
   const language = document?.languageId;
-  const languages = all.get<string[]>(LANGUAGES, []);
+  const languages = disabledLanguages(all);
   const isOff = language !== undefined && languages.includes(language);
   const choices: (vscode.QuickPickItem & { readonly run: () => Thenable<unknown> })[] = [];
   if (language) {
@@ -96,7 +101,10 @@ export async function showMenu(): Promise<void> {
         all.update(
           LANGUAGES,
           isOff ? languages.filter((one) => one !== language) : [...languages, language],
-          vscode.ConfigurationTarget.Global,
+          // A list of the workspace goes before the user's own.
+          all.inspect(LANGUAGES)?.workspaceValue === undefined
+            ? vscode.ConfigurationTarget.Global
+            : vscode.ConfigurationTarget.Workspace,
         ),
     });
   }
