@@ -3,6 +3,9 @@
 
 import { Backoff } from "./backoff";
 
+/** One that has not answered for so long will not. */
+const STARTING_MS = 60_000;
+
 export interface Running {
   /** Resolves when it answers; rejects where it will not. */
   readonly ready: Promise<void>;
@@ -83,7 +86,7 @@ export class Life<R extends Running> {
       });
       this.one = one;
       const cut = new Promise<void>((resolve) => (this.cutShort = resolve));
-      await Promise.race([one.ready, cut]);
+      await inTime(Promise.race([one.ready, cut]));
       if (this.wanted === wanted) {
         this.isAnswering = true;
         this.witness.answers(one);
@@ -98,9 +101,10 @@ export class Life<R extends Running> {
 
   private lost(why: string): void {
     const one = this.one;
+    const ranMs = this.isAnswering ? Date.now() - this.startedAt : 0;
     this.release();
     one?.stop().catch(() => undefined);
-    const wait = this.backoff.after(Date.now() - this.startedAt);
+    const wait = this.backoff.after(ranMs);
     this.again = setTimeout(() => void this.inTurn(() => this.begin()), wait);
     this.witness.lost(why, wait);
   }
@@ -119,5 +123,18 @@ export class Life<R extends Running> {
     if (answered) {
       this.witness.gone();
     }
+  }
+}
+
+async function inTime(started: Promise<void>): Promise<void> {
+  let late: ReturnType<typeof setTimeout> | undefined;
+  const limit = new Promise<never>((_, reject) => {
+    const why = new Error(`there was no answer in ${STARTING_MS / 1000} s`);
+    late = setTimeout(() => reject(why), STARTING_MS);
+  });
+  try {
+    await Promise.race([started, limit]);
+  } finally {
+    clearTimeout(late);
   }
 }

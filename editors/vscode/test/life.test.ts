@@ -91,6 +91,22 @@ it("begins again what did not start", async () => {
   expect(all.length).toBe(2);
 });
 
+it("begins again one that never answers, later each time", async () => {
+  void life.start(begin("a"));
+  for (const wait of [500, 1000]) {
+    await vi.advanceTimersByTimeAsync(59_900);
+    expect(events).toEqual(["begun"]);
+    await vi.advanceTimersByTimeAsync(101);
+    const why = "could not be started: Error: there was no answer in 60 s.";
+    expect(events.splice(0)).toEqual(["begun", `${why} ${wait}`]);
+    expect(last().isStopped).toBe(true);
+    last().answer(); // too late
+    await vi.advanceTimersByTimeAsync(wait - 1);
+  }
+  expect(all.length).toBe(3);
+  expect(life.active).toBeUndefined();
+});
+
 it("begins again what could not even be begun", async () => {
   void life.start(() => {
     throw new Error("no");
