@@ -20,6 +20,13 @@ const STATE_CHANGED = "completionLs/didChangeEngineState";
 const REPORT = "completionLs/engineReport";
 const SHOWN = "completionLs/didShowDocument";
 
+/** It shows no messages of its own accord: one that does not start is begun again and again. */
+class QuietClient extends LanguageClient {
+  override error(message: string, data?: unknown): void {
+    super.error(message, data, false);
+  }
+}
+
 export interface Watcher {
   /** A server runs; what it returns is disposed when that ends. */
   started(client: LanguageClient): vscode.Disposable;
@@ -120,7 +127,7 @@ export class Server implements vscode.Disposable {
       initializationFailedHandler: () => false,
     };
     const run = { command: program, transport: TransportKind.stdio }; // which adds --stdio
-    const client = new LanguageClient(SECTION, "completion-ls", { run, debug: run }, options);
+    const client = new QuietClient(SECTION, "completion-ls", { run, debug: run }, options);
     client.registerFeature({
       fillClientCapabilities: (capabilities) => {
         capabilities.experimental = { completionLs: { engineState: true, wholeSettings: true } };
