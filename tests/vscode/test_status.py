@@ -9,9 +9,12 @@ import pytest
 from support.vscode import VERSIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Desk
 
-    from support.vscode import Window
+    from support.scripted_daemon import Script
+    from support.vscode import Window, Workbench
 
 pytestmark = [
     pytest.mark.editor,
@@ -115,6 +118,59 @@ def test_off_in_this_workspace(desk: Desk) -> None:
     window.go_to(3, 8)
     window.type("u")
     window.wait_for_ghost("rn w * h * 2")
+
+
+@pytest.mark.parametrize(
+    ("here", "menu"),
+    [
+        ({"completion-ls.server.disabled_languages": ["python"]}, "Turn on for python"),
+        ({"completion-ls.enabled": False}, "Turn on in this workspace"),
+        ({"[python]": {"completion-ls.enabled": False}}, "Turn on in this workspace"),
+    ],
+)
+def test_what_the_workspace_turns_off_is_turned_on(
+    desk: Desk, here: dict[str, object], menu: str
+) -> None:
+    window = begin(desk, "here.py")
+    desk.workbench.set_here(here)
+    window.wait_for_status("completion-ls off")
+    window.choose_in_menu(menu)
+    window.wait_until_ready()
+    window.go_to(3, 1)
+    window.type("    ret")
+    window.wait_for_ghost("urn w * h * 2")
+
+
+def test_settings_of_the_wrong_type(another: Callable[..., tuple[Workbench, Script]]) -> None:
+    wrong = {"server.disabled_languages": 5, "enabled": None, "program": ["x"], "package": 5}
+    workbench, script = another(
+        has_program=False,
+        settings={f"completion-ls.{name}": value for name, value in wrong.items()},
+    )
+    script.say("    ret", "urn w", pause_s=0.1)
+    window = workbench.window(workbench.file("wrong.py", TEXT))
+    window.wait_for_status("completion-ls")
+    workbench.set(server__disabled_languages={"python": True}, program=str(script.program))
+    window.wait_until_ready()
+    window.page.click(".editor-instance .view-lines")
+    window.go_to(3, 1)
+    window.type("    ret")
+    window.wait_for_ghost("urn w")
+
+
+def test_a_program_that_ends_at_once(another: Callable[..., tuple[Workbench, Script]]) -> None:
+    workbench, script = another(has_program=False)
+    count = workbench.folder / "count"
+    broken = workbench.folder / "broken"
+    broken.write_text(f"#!/bin/sh\necho >>{count}\nexit 3\n")
+    broken.chmod(0o755)
+    workbench.set(program=str(broken))
+    window = workbench.window(workbench.file("ends.py", TEXT))
+    window.wait_for_status("could not be started")
+    window.wait(lambda: len(count.read_text()) >= 3, "a third start")
+    assert window.notifications() == []  # the status bar says it, and again and again it is no news
+    workbench.set(program=str(script.program))
+    window.wait_until_ready()
 
 
 def test_restart_from_the_menu(desk: Desk) -> None:

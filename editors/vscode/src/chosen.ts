@@ -35,3 +35,8 @@ export function chosen(
   }
   return found;
 }
+
+/** A setting's list of names, whatever was written there. */
+export function names(value: unknown): string[] {
+  return Array.isArray(value) ? value.filter((one) => typeof one === "string") : [];
+}

@@ -145,7 +145,8 @@ export async function deactivate(): Promise<void> {
 }
 
 function configured(key: string, otherwise: string): string {
-  return vscode.workspace.getConfiguration(SECTION).get<string>(key, otherwise);
+  const found = vscode.workspace.getConfiguration(SECTION).get<unknown>(key);
+  return typeof found === "string" ? found : otherwise; // whatever was written there
 }
 
 /** Why there is no program to start, and what to do. */

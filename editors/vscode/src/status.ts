@@ -1,6 +1,7 @@
 /** The item in the status bar, and its menu. */
 
 import * as vscode from "vscode";
+import { names } from "./chosen";
 import { type EngineState, type Figures, label, tooltip } from "./figures";
 
 const SECTION = "completion-ls";
@@ -13,16 +14,11 @@ const SETTLED_MS = 300;
 /** Why nothing is offered in a document by itself; empty where something is. */
 export function offReason(document: vscode.TextDocument | undefined): string {
   const all = vscode.workspace.getConfiguration(SECTION, document);
-  if (!all.get<boolean>("enabled", true)) {
+  if (!isEnabled(all)) {
     return "in this workspace";
   }
   const language = document?.languageId ?? "";
-  return disabledLanguages(all).includes(language) ? `for ${language}` : "";
-}
-
-function disabledLanguages(all: vscode.WorkspaceConfiguration): string[] {
-  const found = all.get<unknown>(LANGUAGES);
-  return Array.isArray(found) ? found : []; // it is whatever the user has written
+  return names(all.get(LANGUAGES)).includes(language) ? `for ${language}` : "";
 }
 
 export class StatusBar implements vscode.Disposable {
@@ -89,9 +85,9 @@ export class StatusBar implements vscode.Disposable {
 export async function showMenu(): Promise<void> {
   const document = vscode.window.activeTextEditor?.document;
   const all = vscode.workspace.getConfiguration(SECTION, document);
-  const enabled = all.get<boolean>("enabled", true);
+  const enabled = isEnabled(all);
   const language = document?.languageId;
-  const languages = disabledLanguages(all);
+  const languages = names(all.get(LANGUAGES));
   const isOff = language !== undefined && languages.includes(language);
   const choices: (vscode.QuickPickItem & { readonly run: () => Thenable<unknown> })[] = [];
   if (language) {
@@ -101,7 +97,7 @@ export async function showMenu(): Promise<void> {
         all.update(
           LANGUAGES,
           isOff ? languages.filter((one) => one !== language) : [...languages, language],
-          // A list of the workspace goes before the user's own.
+          // The user's own do not count where the workspace has some.
           all.inspect(LANGUAGES)?.workspaceValue === undefined
             ? vscode.ConfigurationTarget.Global
             : vscode.ConfigurationTarget.Workspace,
@@ -112,14 +108,7 @@ export async function showMenu(): Promise<void> {
   choices.push(
     {
       label: `$(${enabled ? "circle-slash" : "check"}) Turn ${enabled ? "off" : "on"} ${here}`,
-      run: () =>
-        all.update(
-          "enabled",
-          !enabled,
-          vscode.workspace.workspaceFolders
-            ? vscode.ConfigurationTarget.Workspace
-            : vscode.ConfigurationTarget.Global,
-        ),
+      run: () => setEnabled(all, !enabled),
     },
     command("$(debug-restart) Restart the server", "completion-ls.restart"),
     command("$(pulse) Doctor: can the engine run here?", "completion-ls.doctor"),
@@ -132,6 +121,26 @@ export async function showMenu(): Promise<void> {
   );
   const chosen = await vscode.window.showQuickPick(choices, { title: "completion-ls" });
   await chosen?.run();
+}
+
+function isEnabled(all: vscode.WorkspaceConfiguration): boolean {
+  return all.get<unknown>("enabled") !== false;
+}
+
+/** Where nothing that counts more stands against it. */
+function setEnabled(all: vscode.WorkspaceConfiguration, enabled: boolean): Thenable<void> {
+  const there = all.inspect("enabled");
+  // One for the language goes before any that is not, wherever it is written.
+  const ofLanguage = [
+    there?.globalLanguageValue,
+    there?.workspaceLanguageValue,
+    there?.workspaceFolderLanguageValue,
+  ].some((one) => one !== undefined);
+  const ofFolder = ofLanguage ? there?.workspaceFolderLanguageValue : there?.workspaceFolderValue;
+  const { Global, Workspace, WorkspaceFolder } = vscode.ConfigurationTarget;
+  const here = ofFolder === undefined ? Workspace : WorkspaceFolder;
+  const target = vscode.workspace.workspaceFolders ? here : Global;
+  return all.update("enabled", enabled, target, ofLanguage);
 }
 
 function command(label: string, name: string) {

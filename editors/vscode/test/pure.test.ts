@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { Backoff } from "../src/backoff";
-import { chosen, type Inspected } from "../src/chosen";
+import { chosen, type Inspected, names } from "../src/chosen";
 import { label, tooltip } from "../src/figures";
 
 describe("back-off", () => {
@@ -32,6 +32,13 @@ describe("chosen settings", () => {
       completion: { lines: "auto" },
       engine: { threads: 4 },
     });
+  });
+
+  it("are a list where one is wanted, whatever was written", () => {
+    for (const value of [undefined, null, 5, "python", {}, [5, null]]) {
+      expect(names(value)).toEqual([]);
+    }
+    expect(names(["python", 5, "c"])).toEqual(["python", "c"]);
   });
 
   it("are not taken from a workspace that is not trusted, where they name things", () => {
