@@ -204,6 +204,25 @@ def test_escape_ends_the_stream_for_good(desk: Desk) -> None:
     window.wait_for_ghost("rn w * h * 2 * 3")
 
 
+def test_escape_closes_the_suggest_widget_first(desk: Desk) -> None:
+    window = desk.window
+    desk.script.say("    ret", "urn w", " * h", pause_s=3)
+    desk.script.say("    returned", " + 1", " + 2", pause_s=3)
+    desk.workbench.set_others({"editor.wordBasedSuggestions": "currentDocument"})
+    desk.open("widget.py", AREA.replace("the product", "returned"))
+    window.go_to(3, 1)
+    window.type("    ret")
+    window.wait_for_ghost("urn w")
+    window.press("Control+Space")
+    window.page.wait_for_selector(".suggest-widget .monaco-list-row.focused", state="visible")
+    window.wait_for_ghost("urned + 1")
+    window.press("Escape")
+    window.page.wait_for_selector(".suggest-widget", state="hidden")
+    window.wait_for_ghost("urn w")
+    window.press("Escape")
+    window.wait_for_ghost("")
+
+
 def test_typing_along_keeps_the_text(desk: Desk, version: str) -> None:
     window = desk.window
     line = "    return width * height"
