@@ -457,19 +457,21 @@ async def completion_items(
     text = shown.text.partition("\n")[0].rstrip() if shown else ""
     if shown is None or not text:
         return types.CompletionList(is_incomplete=True, items=[])
-    end = document.position(Place(place.line, place.column + shown.replace_after))
-    # Menus filter by the word left of the cursor, which the edit does not replace.
-    word = re.split(r"\s", document.line(place.line)[: place.column])[-1]
+    # The word left of the cursor is replaced, with itself in front, as other servers do it: menus
+    # filter by it, and eglot puts the label in its place before it applies the edit.
+    word = re.split(r"[^\w-]", document.line(place.line)[: place.column])[-1]
+    start = Place(place.line, place.column - len(word))
+    end = Place(place.line, place.column + shown.replace_after)
     item = types.CompletionItem(
-        label=text.strip(),
+        label=(word + text).strip(),
         kind=types.CompletionItemKind.Text,
         detail=SERVER_NAME,
         sort_text="\uffff",
         filter_text=word + text,
         insert_text_format=types.InsertTextFormat.PlainText,
         text_edit=types.TextEdit(
-            range=types.Range(document.position(place), end),
-            new_text=text,
+            range=types.Range(document.position(start), document.position(end)),
+            new_text=word + text,
         ),
     )
     return types.CompletionList(is_incomplete=True, items=[item])

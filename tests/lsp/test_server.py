@@ -424,6 +424,24 @@ async def test_completion_items_are_off_unless_asked_for(shared: dict[str, str])
         assert item.text_edit.new_text == item.label == "return width * height"
 
 
+async def test_a_completion_item_replaces_the_word_left_of_it(shared: dict[str, str]) -> None:
+    """eglot and Kate put an item in the place of that word, whatever its range says."""
+    async with window(shared) as editor:
+        await editor.initialize(initialization_options={"server": {"completion_items": True}})
+        uri = "file:///word.py"
+        editor.open(uri, "def area(width, height):\n    x = '😀'; ret")
+        end = t.Position(1, len("    x = '😀'; ret") + 1)  # UTF-16: the client names no encoding
+        answer = await editor.client.text_document_completion_async(
+            t.CompletionParams(t.TextDocumentIdentifier(uri), end)
+        )
+        assert isinstance(answer, t.CompletionList)
+        [item] = answer.items
+        assert isinstance(item.text_edit, t.TextEdit)
+        assert item.text_edit.range == t.Range(t.Position(1, end.character - 3), end)
+        assert item.label == item.filter_text == item.text_edit.new_text
+        assert item.label.startswith("return ")
+
+
 async def test_wrong_settings_are_shown_once_and_the_server_works(shared: dict[str, str]) -> None:
     options = {"completion": {"max_token": 3}, "server": {"log_level": "loud"}}
     async with window(shared) as editor:
