@@ -358,10 +358,11 @@ def follow_change(
     document = server.workspace.text_documents.get(unquote(uri))
     if server.suggester is None or not isinstance(document, Document) or not changes:
         return
-    change = changes[-1]
-    if len(changes) > 1 or not isinstance(change, types.TextDocumentContentChangePartial):
+    change = changes[-1]  # Neovim gathers what is typed fast
+    if not all(isinstance(one, types.TextDocumentContentChangePartial) for one in changes):
         server.suggester.forget(_key(uri))
         return
+    assert isinstance(change, types.TextDocumentContentChangePartial)
     text = re.sub("\r\n?", "\n", change.text)
     document.cursor = end = document.locate(change.range.start).behind(text)
     if not server.suggester.follows(_key(uri)):

@@ -164,6 +164,29 @@ async def test_typing_along_does_not_stop_a_running_generation(editor: Window) -
     assert after["jobs"] == before["jobs"] + 1
 
 
+async def test_keys_in_one_notification_do_not_stop_it_either(editor: Window) -> None:
+    """Neovim gathers those that come fast."""
+    uri = "file:///gathered.py"
+    editor.open(uri, LONG)
+    before = await quiet_of(editor)
+    first = editor.stream("first", uri, 1, 4, msg_id="first")
+    await until(lambda: editor.partials)
+    text = editor.partials[-1].items[0].insertText
+    changes: list[t.TextDocumentContentChangeEvent] = [
+        t.TextDocumentContentChangePartial(
+            t.Range(t.Position(1, column), t.Position(1, column)), character
+        )
+        for column, character in enumerate(text[:2], 4)
+    ]
+    name = t.VersionedTextDocumentIdentifier(2, uri)
+    editor.client.text_document_did_change(t.DidChangeTextDocumentParams(name, changes))
+    second = await editor.stream("second", uri, 1, 6)
+    with pytest.raises(JsonRpcRequestCancelled):
+        await first
+    assert (text[:2] + second.items[0].insertText).startswith(text)
+    assert (await quiet_of(editor))["jobs"] == before["jobs"] + 1
+
+
 async def test_a_pair_that_the_editor_closes_is_typed_along(editor: Window) -> None:
     uri = "file:///pair.py"
     editor.open(uri, "files = os.listdir")
