@@ -216,8 +216,12 @@ class _Style:
 
 
 def _style(before: str, after: str, raw_lines: list[str]) -> _Style:
-    """The file's style. In a file of tabs the unit is what the raw text takes for one tab."""
+    """The file's style, or that of the raw text where the file shows none. In a file of tabs the
+    unit is what the raw text takes for one tab."""
     style = _style_around(before, after)
+    if style.tabs is None:
+        first = next((line[0] for line in raw_lines if line[:1] in ("\t", " ")), "")
+        return _Style(True, style.unit) if first == "\t" else style
     return _Style(True, _spaces_for_a_tab(before, raw_lines)) if style.tabs else style
 
 
