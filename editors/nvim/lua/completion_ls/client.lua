@@ -1,0 +1,290 @@
+---The LSP client: starts the server, starts it again when it is lost, and knows its state.
+local config = require("completion_ls.config")
+
+local api, lsp = vim.api, vim.lsp
+
+local M = {}
+
+M.NAME = "completion_ls"
+local SECTION = "completion-ls"
+local PARTIAL = "completionLs/partialInlineCompletion"
+local STATE = "completionLs/didChangeEngineState"
+local SHOWN = "completionLs/didShowDocument"
+local REPORT = "completionLs/engineReport"
+local ROOTS = { ".git", ".hg", "pyproject.toml", "package.json", "Cargo.toml", "go.mod" }
+
+---Milliseconds before a lost server is started again, and after which one counts as steady.
+local FIRST_MS, LAST_MS, STEADY_MS = 500, 30000, 60000
+
+---@class completion_ls.State
+---@field state "starting"|"loading"|"ready"|"failed"|"stopped"
+---@field text string what is being done, the model's name, or why there is no engine
+---@field percentage integer
+
+---@type completion_ls.State
+M.state = { state = "stopped", text = "No server runs.", percentage = 0 }
+
+---What the user's and our own configuration make of the client; nil before setup.
+local own ---@type vim.lsp.Config?
+
+local wait_ms = FIRST_MS
+---Stopped by the user, or Neovim ends: not to be started again.
+local is_meant = false
+---The program that was not found, so that this is said once.
+local missing = nil ---@type string?
+---Clients that were started, with the time.
+local started = {} ---@type table<integer, integer>
+
+---@param client vim.lsp.Client
+---@param method string
+---@param params table
+function M.notify(client, method, params)
+  if vim.fn.has("nvim-0.11") == 1 then
+    client:notify(method, params)
+  else
+    client.notify(method, params) ---@diagnostic disable-line
+  end
+end
+
+---@param client vim.lsp.Client
+---@param method string
+---@param params table
+---@param handler fun(err: table?, result: any)
+---@param buffer integer
+---@return integer? id
+function M.request(client, method, params, handler, buffer)
+  local ok, id
+  if vim.fn.has("nvim-0.11") == 1 then
+    ok, id = client:request(method, params, handler, buffer)
+  else
+    ok, id = client.request(method, params, handler, buffer) ---@diagnostic disable-line
+  end
+  return ok and id or nil
+end
+
+---@param client vim.lsp.Client
+---@param id integer
+function M.cancel(client, id)
+  if vim.fn.has("nvim-0.11") == 1 then
+    client:cancel_request(id)
+  else
+    client.cancel_request(id) ---@diagnostic disable-line
+  end
+end
+
+---@param client vim.lsp.Client
+local function stop(client)
+  if vim.fn.has("nvim-0.11") == 1 then
+    client:stop()
+  else
+    client.stop() ---@diagnostic disable-line
+  end
+end
+
+---The client of a buffer, once it has answered.
+---@param buffer integer
+---@return vim.lsp.Client?
+function M.of(buffer)
+  for _, client in ipairs(lsp.get_clients({ bufnr = buffer, name = M.NAME })) do
+    if client.initialized and client.server_capabilities.inlineCompletionProvider then
+      return client
+    end
+  end
+end
+
+---@param state completion_ls.State
+local function change(state)
+  M.state = state
+  api.nvim_exec_autocmds("User", { pattern = "CompletionLsStatus", data = state, modeline = false })
+  vim.cmd.redrawstatus({ bang = true })
+end
+
+---@return table
+local function capabilities()
+  local all = lsp.protocol.make_client_capabilities()
+  all.textDocument.inlineCompletion = { dynamicRegistration = false }
+  all.experimental = { completionLs = { engineState = true, wholeSettings = true } }
+  return all
+end
+
+---The server is gone. If nobody meant that, it is started again after a while.
+---@param code integer
+---@param signal integer
+---@param id integer
+local function lost(code, signal, id)
+  local ran_ms = vim.uv.now() - (started[id] or vim.uv.now())
+  local was_known = started[id] ~= nil
+  started[id] = nil
+  if is_meant or not was_known or vim.v.exiting ~= vim.NIL then
+    change({ state = "stopped", text = "No server runs.", percentage = 0 })
+    return
+  end
+  if ran_ms >= STEADY_MS then
+    wait_ms = FIRST_MS
+  end
+  local how = signal ~= 0 and ("was killed by signal " .. signal) or ("ended with status " .. code)
+  local text = ("The server %s. It is started again in %g s."):format(how, wait_ms / 1000)
+  if wait_ms == FIRST_MS then
+    vim.notify("completion-ls: " .. text, vim.log.levels.WARN)
+  end
+  change({ state = "failed", text = text, percentage = 0 })
+  vim.defer_fn(M.attach_all, wait_ms)
+  wait_ms = math.min(2 * wait_ms, LAST_MS)
+end
+
+---@return boolean
+function M.is_set_up()
+  return own ~= nil
+end
+
+---The configuration of the client, as vim.lsp.config knows it where that exists.
+---@param on_partial fun(params: table)
+function M.register(on_partial)
+  own = {
+    name = M.NAME,
+    cmd = config.current.cmd,
+    root_markers = ROOTS,
+    capabilities = capabilities(),
+    init_options = config.current.settings,
+    settings = { [SECTION] = config.current.settings },
+    handlers = {
+      [PARTIAL] = function(_, params)
+        on_partial(params)
+      end,
+      [STATE] = function(_, params)
+        change(params)
+      end,
+    },
+    on_init = function(client)
+      started[client.id] = vim.uv.now()
+    end,
+    on_exit = vim.schedule_wrap(lost),
+  }
+  if lsp.config then
+    lsp.config(M.NAME, own)
+  end
+end
+
+---@param buffer integer
+---@return boolean
+local function is_wanted(buffer)
+  return api.nvim_buf_is_loaded(buffer)
+    and vim.bo[buffer].buftype == ""
+    and api.nvim_buf_get_name(buffer) ~= ""
+end
+
+---Also without a root, where Neovim 0.10 would start another for each buffer.
+---@param client vim.lsp.Client
+---@param wanted vim.lsp.ClientConfig
+---@return boolean
+local function is_same(client, wanted)
+  return client.name == wanted.name and client.config.root_dir == wanted.root_dir
+end
+
+---Start the server for a buffer, or attach the one that runs.
+---@param buffer integer
+function M.attach(buffer)
+  local is_attached = #lsp.get_clients({ bufnr = buffer, name = M.NAME }) > 0
+  if not own or is_meant or is_attached or not is_wanted(buffer) then
+    return
+  end
+  local resolved = vim.deepcopy(lsp.config and lsp.config[M.NAME] or own)
+  resolved.root_dir = resolved.root_dir or vim.fs.root(buffer, ROOTS)
+  local program = type(resolved.cmd) == "table" and resolved.cmd[1] or nil
+  if program and vim.fn.executable(program) == 0 then
+    if missing ~= program then
+      missing = program
+      local text = (
+        "The program %s was not found. Install it with `pip install completion-ls`, or give its "
+        .. "path: require('completion_ls').setup{ cmd = { '/path/to/completion-ls', '--stdio' } }"
+      ):format(program)
+      change({ state = "failed", text = text, percentage = 0 })
+      vim.notify("completion-ls: " .. text, vim.log.levels.ERROR)
+    end
+    return
+  end
+  if M.state.state == "stopped" or M.state.state == "failed" then
+    change({ state = "starting", text = "The server starts.", percentage = 0 })
+  end
+  lsp.start(resolved, { bufnr = buffer, reuse_client = is_same })
+end
+
+---Attach every buffer that is open.
+function M.attach_all()
+  for _, buffer in ipairs(api.nvim_list_bufs()) do
+    M.attach(buffer)
+  end
+end
+
+---Stop the server and start it, with the settings as they are now.
+function M.restart()
+  M.stop(function()
+    wait_ms, missing, is_meant = FIRST_MS, nil, false
+    M.attach_all()
+  end)
+end
+
+---@param done? fun() called when all have ended
+function M.stop(done)
+  is_meant = true
+  for _, client in ipairs(lsp.get_clients({ name = M.NAME })) do
+    stop(client)
+  end
+  local tries = 0
+  local function look()
+    tries = tries + 1
+    local left = lsp.get_clients({ name = M.NAME })
+    if #left > 0 and tries < 40 then
+      vim.defer_fn(look, 50)
+      return
+    end
+    for _, client in ipairs(left) do
+      if vim.fn.has("nvim-0.11") == 1 then
+        client:stop(true)
+      else
+        client.stop(true) ---@diagnostic disable-line
+      end
+    end
+    if done then
+      vim.schedule(done)
+    end
+  end
+  look()
+end
+
+---Tell a server that runs the settings of a later `setup`.
+function M.tell_settings()
+  for _, client in ipairs(lsp.get_clients({ name = M.NAME })) do
+    client.settings = { [SECTION] = config.current.settings }
+    M.notify(client, "workspace/didChangeConfiguration", { settings = client.settings })
+  end
+end
+
+---Say which document the user looks at, so that its prompt is computed before the first key.
+---@param buffer integer
+function M.tell_shown(buffer)
+  local client = M.of(buffer)
+  if client and buffer == api.nvim_get_current_buf() then
+    M.notify(client, SHOWN, lsp.util.make_position_params(0, client.offset_encoding))
+  end
+end
+
+---The engine's figures, asked for and waited for a second.
+---@param buffer integer
+---@return table figures
+function M.figures(buffer)
+  local client = M.of(buffer)
+  if not client then
+    return {}
+  end
+  local answer ---@type table?
+  M.request(client, REPORT, vim.empty_dict(), function(_, result)
+    answer = result or {}
+  end, buffer)
+  vim.wait(1000, function()
+    return answer ~= nil
+  end, 10)
+  return answer and answer.figures or {}
+end
+
+return M

@@ -1,0 +1,181 @@
+---Inline code completion (ghost text) from a model on this machine. See :help completion-ls
+local accept = require("completion_ls.accept")
+local builtin = require("completion_ls.builtin")
+local client = require("completion_ls.client")
+local config = require("completion_ls.config")
+local ghost = require("completion_ls.ghost")
+local keys = require("completion_ls.keys")
+local status = require("completion_ls.status")
+local typing = require("completion_ls.typing")
+
+local api = vim.api
+
+local M = {}
+
+M.statusline = status.line
+
+---@return boolean
+local function is_builtin()
+  return config.current.builtin
+end
+
+---Accept what is shown: all of it, a word or a line. False where nothing is shown.
+---@param kind? "all"|"word"|"line"
+---@return boolean
+function M.accept(kind)
+  if is_builtin() then
+    return builtin.accept() ~= nil
+  end
+  local typed = accept.keys(kind or "all")
+  if typed then
+    api.nvim_feedkeys(vim.keycode(typed), "in", false)
+  end
+  return typed ~= nil
+end
+
+---Show nothing more of this suggestion. False where nothing is shown.
+---@return boolean
+function M.dismiss()
+  local was_shown = typing.showing() ~= nil
+  typing.dismiss()
+  return was_shown
+end
+
+---Ask for suggestions here, also where none are offered by themselves.
+M.trigger = typing.trigger
+
+---@param step integer
+local function cycle(step)
+  if is_builtin() then
+    builtin.cycle(step)
+  else
+    typing.cycle(step)
+  end
+end
+
+---Show the next suggestion for this place.
+function M.next()
+  cycle(1)
+end
+
+---Show the one before.
+function M.previous()
+  cycle(-1)
+end
+
+---Whether something is shown at the cursor.
+---@return boolean
+function M.is_visible()
+  return typing.showing() ~= nil
+end
+
+---Offer suggestions while typing, or no longer.
+---@param on boolean
+function M.enable(on)
+  typing.enabled = on
+  if not on then
+    typing.dismiss()
+  end
+  vim.cmd.redrawstatus({ bang = true })
+end
+
+---@return boolean
+function M.is_enabled()
+  return typing.enabled
+end
+
+M.restart = client.restart
+
+---What an action of a key returns: no keys, since the key is used up.
+---@param act fun(step?: integer)
+---@param argument? integer
+local function used(act, argument)
+  return function()
+    act(argument)
+    return ""
+  end
+end
+
+local function map_keys()
+  ---@param kind "all"|"word"|"line"
+  local function accepting(kind)
+    return function()
+      return accept.keys(kind)
+    end
+  end
+  local actions = {
+    accept = is_builtin() and builtin.accept or accepting("all"),
+    next = used(cycle, 1),
+    previous = used(cycle, -1),
+  }
+  if not is_builtin() then
+    actions.accept_word = accepting("word")
+    actions.accept_line = accepting("line")
+    actions.trigger = used(typing.trigger)
+    actions.dismiss = function()
+      return typing.showing() and used(typing.dismiss)() or nil
+    end
+  end
+  keys.map(actions)
+end
+
+---@param given? table see completion_ls.Config and :help completion-ls-setup
+function M.setup(given)
+  if vim.fn.has("nvim-0.10") == 0 then
+    vim.notify("completion-ls needs Neovim 0.10 or newer.", vim.log.levels.ERROR)
+    return
+  end
+  local ok, problem = pcall(config.set, given)
+  if not ok then
+    vim.notify(problem --[[@as string]], vim.log.levels.ERROR)
+    return
+  end
+  if is_builtin() and not builtin.is_there() then
+    vim.notify(
+      "completion-ls: `builtin` needs Neovim 0.12; the plugin draws by itself.",
+      vim.log.levels.WARN
+    )
+    config.current.builtin = false
+  end
+  local is_set_up = client.is_set_up()
+  ghost.highlight()
+  client.register(typing.grow)
+  map_keys()
+  local group = api.nvim_create_augroup("completion_ls", {})
+  if not is_builtin() then
+    typing.watch_keys(group)
+  end
+  api.nvim_create_autocmd({ "FileType", "BufReadPost", "BufNewFile", "BufFilePost" }, {
+    group = group,
+    callback = function(event)
+      client.attach(event.buf)
+    end,
+  })
+  api.nvim_create_autocmd("BufEnter", {
+    group = group,
+    callback = function(event)
+      client.tell_shown(event.buf)
+    end,
+  })
+  api.nvim_create_autocmd("LspAttach", {
+    group = group,
+    callback = function(event)
+      local attached = vim.lsp.get_client_by_id(event.data.client_id)
+      if not attached or attached.name ~= client.NAME then
+        return
+      end
+      client.tell_shown(event.buf)
+      if is_builtin() then
+        builtin.enable(attached)
+      else
+        typing.attached(event.buf)
+      end
+    end,
+  })
+  if is_set_up then
+    client.tell_settings()
+  end
+  client.attach_all()
+end
+
+return M
