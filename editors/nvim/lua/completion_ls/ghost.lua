@@ -13,8 +13,8 @@ local PRIORITY = 4096
 local is_scoped = api.nvim__win_add_ns ~= nil
 local scope ---@type integer?
 
----Draw in one window only, since another on the same buffer has its own cursor. (None of the functions
----is public yet.)
+---Draw in one window only, since another on the same buffer has its own cursor. (None of these is a
+---public function yet.)
 ---@param window integer
 local function draw_in(window)
   if window == scope then
