@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +51,17 @@ class Editors:
         editor = Neovim(self.version, folder, script.program)
         self._open.append(editor)
         return editor, script
+
+    def real(self) -> Neovim:
+        """One that is set up with the real engine."""
+        folder = Path(tempfile.mkdtemp(prefix="nv-"))
+        program = folder / "completion-ls"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m completion_ls "$@"\n')
+        program.chmod(0o755)
+        editor = Neovim(self.version, folder, program)
+        self._open.append(editor)
+        editor.setup(wait=False)
+        return editor
 
     def close(self, *, all: bool) -> None:
         """Those of single tests, or all."""
@@ -114,3 +126,9 @@ def script(editor: Neovim, watched: Editors) -> Script:
 def another(watched: Editors) -> Callable[[], tuple[Neovim, Script]]:
     """A Neovim of the test's own, before setup, and its script."""
     return watched.another
+
+
+@pytest.fixture
+def real(watched: Editors) -> Neovim:
+    """A Neovim of the test's own with the real engine."""
+    return watched.real()

@@ -112,9 +112,7 @@ def test_tabs_and_wide_characters(editor: Neovim, script: Script) -> None:
     editor.wait_for_ghost('" // é\n    x(msg)')
     editor.wait_for_screen("func main() {", '    msg := "火🥸" // é', "    x(msg)", at=2)
     editor.keys("<Tab>")
-    editor.wait_for_lines(
-        "package main", "", "func main() {", '\tmsg := "火🥸" // é', "\tx(msg)"
-    )
+    editor.wait_for_lines("package main", "", "func main() {", '\tmsg := "火🥸" // é', "\tx(msg)")
 
 
 def test_a_tab_inside_of_it_ends_where_a_real_one_would(editor: Neovim, script: Script) -> None:
@@ -132,9 +130,7 @@ def test_lines_that_wrap(editor: Neovim, script: Script) -> None:
     script.say("", f"{'x' * 90}\n{'y' * 100}\nz\n")
     open_ready(editor, "notes.txt", "some text here:\n\n", wrap=True)
     editor.keys("o")
-    editor.wait_for_screen(
-        "some text here:", "x" * 80, "x" * 10, "y" * 80, "y" * 20, "z", ""
-    )
+    editor.wait_for_screen("some text here:", "x" * 80, "x" * 10, "y" * 80, "y" * 20, "z", "")
 
 
 def test_virtual_text_of_others_and_folds(editor: Neovim, script: Script) -> None:

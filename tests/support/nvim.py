@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
 
 from completion_ls.config import paths
 
@@ -29,7 +32,7 @@ T = TypeVar("T")
 
 
 def program(version: str) -> Path:
-    """Where a version is: 0.11 comes with pip, the others with scripts/nvim_editors."""
+    """Where a version is: 0.11 comes with pip, the others with scripts/editors/nvim."""
     if version == "0.11":
         return Path(sysconfig.get_path("scripts")) / "nvim"
     return paths.cache_dir() / "editors" / f"nvim-{version}" / "bin" / "nvim"
@@ -84,13 +87,15 @@ class Neovim:
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         self.nvim: pynvim.Nvim = pynvim.attach("child", argv=["env", *variables, *words])
         self._messages_before = ""
+        self._is_closed = False
 
     def close(self) -> None:
         """End it, and the daemons of its servers."""
-        try:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(EOFError, OSError):  # it goes
             self.nvim.command("qa!")
-        except (EOFError, OSError):
-            pass  # it went
         self.nvim.close()
         stop = [sys.executable, "-m", "completion_ls", "daemon", "stop"]
         subprocess.run(
@@ -150,6 +155,11 @@ class Neovim:
     def keys(self, keys: str) -> None:
         """Type, in Neovim's notation."""
         assert self.nvim.input(keys) == len(keys.encode())
+
+    def servers(self) -> list[psutil.Process]:
+        """The language servers that it runs."""
+        own = psutil.Process(self.nvim.funcs.getpid())
+        return [one for one in own.children(recursive=True) if "--stdio" in _words(one)]
 
     @property
     def lines(self) -> list[str]:
@@ -221,10 +231,18 @@ class Neovim:
         """Until a message has this in it."""
         until(lambda: part in self.nvim.funcs.execute("messages"), f"no message has {part!r}")
 
+
 def _literal(value: object) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
-    return str(int(value))  # type: ignore[call-overload,no-any-return]
+    return str(int(value))  # type: ignore[call-overload]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _lines(file: Path) -> list[str]:

@@ -39,7 +39,7 @@ NAMED_EXTENSION = os.environ.get("COMPLETION_LS_EXTENSION")
 VERSIONS = ("4.139.1", "4.100.3")
 """Of code-server: VS Code 1.139, and 1.100, the oldest that is supported."""
 
-INSTALL = "Run scripts/vscode_editors."
+INSTALL = "Run scripts/editors/vscode."
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGUMENTS = (
     "--no-sandbox",

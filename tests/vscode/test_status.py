@@ -191,7 +191,7 @@ def test_restart_from_the_menu(desk: Desk) -> None:
     [("Doctor", ["doctor"]), ("Status of the engine", ["status"]), ("Log", None)],
 )
 def test_the_output_is_shown(desk: Desk, label: str, words: list[str] | None) -> None:
-    # What is in it comes to the screen by a library that scripts/vscode_editors leaves out.
+    # What is in it comes to the screen by a library that scripts/editors/vscode leaves out.
     window = begin(desk, "output.py")
     window.choose_in_menu(label)
     window.wait(lambda: window.output() == "completion-ls", "the output in view")

@@ -1,5 +1,6 @@
 ---The LSP client: starts the server, starts it again when it is lost, and knows its state.
 local config = require("completion_ls.config")
+local notice = require("completion_ls.notice")
 
 local api, lsp = vim.api, vim.lsp
 
@@ -13,8 +14,11 @@ local SHOWN = "completionLs/didShowDocument"
 local REPORT = "completionLs/engineReport"
 local ROOTS = { ".git", ".hg", "pyproject.toml", "package.json", "Cargo.toml", "go.mod" }
 
----Milliseconds before a lost server is started again, and after which one counts as steady.
-local FIRST_MS, LAST_MS, STEADY_MS = 500, 30000, 60000
+---Milliseconds before a lost server is started again the first time, then twice as long each time.
+local FIRST_MS = 500
+---One that ran so long did not end for its start.
+local STEADY_MS = 60000
+local MOST_LOSSES = 4
 
 ---@class completion_ls.State
 ---@field state "starting"|"loading"|"ready"|"failed"|"stopped"
@@ -27,7 +31,8 @@ M.state = { state = "stopped", text = "No server runs.", percentage = 0 }
 ---What the user's and our own configuration make of the client; nil before setup.
 local own ---@type vim.lsp.Config?
 
-local wait_ms = FIRST_MS
+---How often the server was lost, one after the other.
+local losses = 0
 ---Stopped by the user, or Neovim ends: not to be started again.
 local is_meant = false
 ---The program that was not found, so that this is said once.
@@ -107,29 +112,35 @@ local function capabilities()
   return all
 end
 
----The server is gone. If nobody meant that, it is started again after a while.
+---The server is gone. If nobody meant that, it is started again after a while, but not for ever: of
+---each end Neovim shows a message of its own.
 ---@param code integer
 ---@param signal integer
 ---@param id integer
 local function lost(code, signal, id)
-  local ran_ms = vim.uv.now() - (started[id] or vim.uv.now())
-  local was_known = started[id] ~= nil
+  local ran_ms = started[id] and vim.uv.now() - started[id] or 0
   started[id] = nil
-  if is_meant or not was_known or vim.v.exiting ~= vim.NIL then
+  if is_meant or vim.v.exiting ~= vim.NIL then
     change({ state = "stopped", text = "No server runs.", percentage = 0 })
     return
   end
-  if ran_ms >= STEADY_MS then
-    wait_ms = FIRST_MS
+  losses = ran_ms >= STEADY_MS and 1 or losses + 1
+  local how = signal ~= 0 and "was killed by signal " .. signal or "ended with status " .. code
+  local text
+  if losses > MOST_LOSSES then
+    text = ("The server %s, %d times now. :CompletionLs restart starts it again."):format(
+      how,
+      losses
+    )
+  else
+    local wait_ms = FIRST_MS * 2 ^ (losses - 1)
+    text = ("The server %s. It is started again in %g s."):format(how, wait_ms / 1000)
+    vim.defer_fn(M.attach_all, wait_ms)
   end
-  local how = signal ~= 0 and ("was killed by signal " .. signal) or ("ended with status " .. code)
-  local text = ("The server %s. It is started again in %g s."):format(how, wait_ms / 1000)
-  if wait_ms == FIRST_MS then
-    vim.notify("completion-ls: " .. text, vim.log.levels.WARN)
+  if losses == 1 or losses > MOST_LOSSES then
+    notice.warn(text)
   end
   change({ state = "failed", text = text, percentage = 0 })
-  vim.defer_fn(M.attach_all, wait_ms)
-  wait_ms = math.min(2 * wait_ms, LAST_MS)
 end
 
 ---@return boolean
@@ -199,7 +210,7 @@ function M.attach(buffer)
         .. "path: require('completion_ls').setup{ cmd = { '/path/to/completion-ls', '--stdio' } }"
       ):format(program)
       change({ state = "failed", text = text, percentage = 0 })
-      vim.notify("completion-ls: " .. text, vim.log.levels.ERROR)
+      notice.error(text)
     end
     return
   end
@@ -219,7 +230,7 @@ end
 ---Stop the server and start it, with the settings as they are now.
 function M.restart()
   M.stop(function()
-    wait_ms, missing, is_meant = FIRST_MS, nil, false
+    losses, missing, is_meant = 0, nil, false
     M.attach_all()
   end)
 end

@@ -1,6 +1,7 @@
 ---:CompletionLs
 local client = require("completion_ls.client")
 local completion_ls = require("completion_ls")
+local notice = require("completion_ls.notice")
 local status = require("completion_ls.status")
 
 local M = {}
@@ -43,8 +44,7 @@ function M.run(arguments)
     act()
   else
     local names = table.concat(M.complete(""), ", ")
-    local text = (":CompletionLs takes one of %s"):format(names)
-    vim.notify(text, vim.log.levels.ERROR)
+    notice.error(("the command takes one of %s"):format(names))
   end
 end
 

@@ -52,22 +52,13 @@ local function check(given, known, path)
     if expected == nil then
       local names = vim.tbl_keys(known)
       table.sort(names)
-      error(
-        ("completion_ls.setup: there is no `%s`. Known are: %s"):format(
-          place,
-          table.concat(names, ", ")
-        ),
-        0
-      )
+      error(("setup: there is no `%s`. Known are: %s"):format(place, table.concat(names, ", ")), 0)
     end
     local is_key = path == "keys."
     local fits = type(value) == type(expected) or (is_key and value == false)
     if not fits then
       local wanted = is_key and "a string or false" or ("a " .. type(expected))
-      error(
-        ("completion_ls.setup: `%s` must be %s, not %s"):format(place, wanted, vim.inspect(value)),
-        0
-      )
+      error(("setup: `%s` must be %s, not %s"):format(place, wanted, vim.inspect(value)), 0)
     end
   end
 end
@@ -78,7 +69,7 @@ end
 function M.set(given)
   given = given or {}
   if type(given) ~= "table" then
-    error("completion_ls.setup takes a table", 0)
+    error("setup takes a table", 0)
   end
   check(given, M.defaults, "")
   check(given.keys or {}, M.defaults.keys, "keys.")
@@ -86,10 +77,7 @@ function M.set(given)
   -- A list is replaced as a whole; tbl_deep_extend of older versions merges it.
   now.cmd = given.cmd or now.cmd
   if #now.cmd == 0 then
-    error(
-      "completion_ls.setup: `cmd` must name a program, such as { 'completion-ls', '--stdio' }",
-      0
-    )
+    error("setup: `cmd` must name a program, such as { 'completion-ls', '--stdio' }", 0)
   end
   M.current = now
   return now

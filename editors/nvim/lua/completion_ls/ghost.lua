@@ -194,10 +194,14 @@ function M.clear(buffer)
   end
 end
 
----Colours that a colour scheme or the user may set.
+---Colours that a colour scheme or the user may set. Ours are those of such text, and grey in a
+---terminal for which they say nothing.
 function M.highlight()
-  local link = fn.has("nvim-0.12") == 1 and "ComplHint" or "NonText"
-  api.nvim_set_hl(0, HIGHLIGHT, { default = true, link = link })
+  local name = fn.has("nvim-0.12") == 1 and "ComplHint" or "NonText"
+  local own = api.nvim_get_hl(0, { name = name, link = false })
+  own.ctermfg = own.ctermfg or 8
+  own.default = true
+  api.nvim_set_hl(0, HIGHLIGHT, own --[[@as vim.api.keyset.highlight]])
 end
 
 return M

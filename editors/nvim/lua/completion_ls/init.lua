@@ -5,6 +5,7 @@ local client = require("completion_ls.client")
 local config = require("completion_ls.config")
 local ghost = require("completion_ls.ghost")
 local keys = require("completion_ls.keys")
+local notice = require("completion_ls.notice")
 local status = require("completion_ls.status")
 local typing = require("completion_ls.typing")
 
@@ -122,19 +123,16 @@ end
 ---@param given? table see completion_ls.Config and :help completion-ls-setup
 function M.setup(given)
   if vim.fn.has("nvim-0.10") == 0 then
-    vim.notify("completion-ls needs Neovim 0.10 or newer.", vim.log.levels.ERROR)
+    notice.error("Neovim 0.10 or newer is needed.")
     return
   end
   local ok, problem = pcall(config.set, given)
   if not ok then
-    vim.notify(problem --[[@as string]], vim.log.levels.ERROR)
+    notice.error(problem --[[@as string]])
     return
   end
   if is_builtin() and not builtin.is_there() then
-    vim.notify(
-      "completion-ls: `builtin` needs Neovim 0.12; the plugin draws by itself.",
-      vim.log.levels.WARN
-    )
+    notice.warn("`builtin` needs Neovim 0.12; the plugin draws by itself.")
     config.current.builtin = false
   end
   local is_set_up = client.is_set_up()
@@ -142,6 +140,7 @@ function M.setup(given)
   client.register(typing.grow)
   map_keys()
   local group = api.nvim_create_augroup("completion_ls", {})
+  api.nvim_create_autocmd("ColorScheme", { group = group, callback = ghost.highlight })
   if not is_builtin() then
     typing.watch_keys(group)
   end

@@ -23,7 +23,7 @@ from support.scripted_daemon import Script
 pytestmark = [pytest.mark.editor, pytest.mark.process]
 
 README = Path(__file__).parents[2] / "editors" / "emacs" / "README.md"
-INSTALL = "Run scripts/emacs_editor."
+INSTALL = "Run scripts/editors/emacs."
 PATIENCE_S = 60
 GHOST = "4"
 """The rendition that tells ghost text from the rest: underlined."""
@@ -45,7 +45,7 @@ SETUP = """\
 
 
 def packages() -> Path:
-    """Where scripts/emacs_editor puts lsp-mode."""
+    """Where scripts/editors/emacs puts lsp-mode."""
     return paths.cache_dir() / "editors" / "lsp-mode"
 
 
