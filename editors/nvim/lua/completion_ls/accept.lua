@@ -16,6 +16,9 @@ local LINE = [[^\n*[^\n]\+]]
 ---Insert what was accepted: pasted, it is neither indented nor wrapped again.
 function M.insert()
   api.nvim_paste(table.remove(accepted, 1), false, -1)
+  if fn.foldclosed(".") ~= -1 then
+    vim.cmd.foldopen({ bang = true }) -- as typing does, where 'foldmethod' made a fold of it
+  end
 end
 
 ---The part of a text that an action accepts.
@@ -52,7 +55,7 @@ function M.keys(kind)
   if text == rest.text then -- what is replaced goes with the end of the text
     local col = api.nvim_win_get_cursor(0)[2]
     local covered = api.nvim_get_current_line():sub(col + 1, col + rest.covered)
-    deleted = ("<Del>"):rep(fn.strchars(covered))
+    deleted = ("<Del>"):rep(fn.strcharlen(covered))
   end
   local insert = "<Cmd>lua require('completion_ls.accept').insert()<CR>"
   return "<C-g>u" .. deleted .. insert .. "<C-g>u"

@@ -132,7 +132,10 @@ function Suggestion:rest(lines, col)
     return nil
   end
   local covered = self:_covered(item, typed, text, after)
-  return covered and { text = text, covered = covered }
+  if not covered or text == after:sub(1, covered) then
+    return nil -- all of it is there, and nothing would be drawn
+  end
+  return { text = text, covered = covered }
 end
 
 ---Lines of the buffer changed: rows `first` up to `last`, exclusive, end at `now_last` now.

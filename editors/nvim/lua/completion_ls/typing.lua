@@ -69,9 +69,10 @@ end
 
 local function erase()
   if shown then
-    ghost.clear(shown.buffer)
-    announce("CompletionLsHidden", { buf = shown.buffer })
-    shown = nil
+    local buffer = shown.buffer
+    ghost.clear(buffer)
+    shown = nil -- before others hear of it: they may end it as well, or raise an error
+    announce("CompletionLsHidden", { buf = buffer })
   end
 end
 
@@ -324,10 +325,13 @@ function M.watch_keys(group)
     vim.schedule(look)
   end)
   on({ "TextChangedI", "TextChangedP", "CursorMovedI" }, look)
-  on({ "InsertLeave", "BufLeave", "WinLeave" }, function()
+  local function leave()
     seen = nil
     M.dismiss()
-  end)
+  end
+  on({ "InsertLeave", "BufLeave", "WinLeave" }, leave)
+  -- <C-c> leaves insertion without InsertLeave.
+  api.nvim_create_autocmd("ModeChanged", { group = group, pattern = "i*:[^i]*", callback = leave })
 end
 
 return M
