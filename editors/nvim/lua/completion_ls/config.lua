@@ -47,7 +47,7 @@ M.current = vim.deepcopy(M.defaults)
 ---@param path string
 local function check(given, known, path)
   for name, value in pairs(given) do
-    local place = path .. name
+    local place = path .. tostring(name)
     local expected = known[name]
     if expected == nil then
       local names = vim.tbl_keys(known)
@@ -63,6 +63,42 @@ local function check(given, known, path)
   end
 end
 
+---Each key has one action: the one mapped last would take it from the other.
+---@param keys completion_ls.Keys
+local function check_keys(keys)
+  local names = vim.tbl_keys(keys)
+  table.sort(names)
+  local action_of = {} ---@type table<string, string>
+  for _, name in ipairs(names) do
+    local key = keys[name]
+    if key == "" then
+      error(("setup: `keys.%s` must be a key, or false for none"):format(name), 0)
+    elseif key then
+      local typed = vim.keycode(key)
+      local other = action_of[typed]
+      if other then
+        local text = "setup: `keys.%s` and `keys.%s` are both %s; "
+          .. "choose another for one of them, or false"
+        error(text:format(other, name, key), 0)
+      end
+      action_of[typed] = name
+    end
+  end
+end
+
+---@param list any[]
+---@return boolean
+local function are_words(list)
+  local count = 0
+  for _, word in pairs(list) do
+    count = count + 1
+    if type(word) ~= "string" or word == "" then
+      return false
+    end
+  end
+  return count > 0 and count == #list
+end
+
 ---Take what the user gave, over the defaults. Raises a sentence that names a wrong key.
 ---@param given? table
 ---@return completion_ls.Config
@@ -73,12 +109,18 @@ function M.set(given)
   end
   check(given, M.defaults, "")
   check(given.keys or {}, M.defaults.keys, "keys.")
+  for filetype, offers in pairs(given.filetypes or {}) do
+    if type(filetype) ~= "string" or type(offers) ~= "boolean" then
+      error("setup: `filetypes` is written as { mail = false, ['*'] = true }", 0)
+    end
+  end
   local now = vim.tbl_deep_extend("force", vim.deepcopy(M.defaults), given)
   -- A list is replaced as a whole; tbl_deep_extend of older versions merges it.
   now.cmd = given.cmd or now.cmd
-  if #now.cmd == 0 then
+  if not are_words(now.cmd) then
     error("setup: `cmd` must name a program, such as { 'completion-ls', '--stdio' }", 0)
   end
+  check_keys(now.keys)
   M.current = now
   return now
 end

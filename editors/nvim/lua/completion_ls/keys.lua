@@ -18,15 +18,30 @@ local function restore(key)
   mapped[key] = nil
 end
 
+---The mapping for all buffers, which one of the current buffer may hide.
+---@param key string
+---@return table<string, any> mapping empty where there is none
+local function mapping_of(key)
+  local found = fn.maparg(key, "i", false, true)
+  if found.buffer ~= 1 then
+    return found
+  end
+  for _, mapping in ipairs(vim.api.nvim_get_keymap("i")) do
+    if mapping.lhsraw == found.lhsraw then
+      return mapping
+    end
+  end
+  return {}
+end
+
 ---What a key does without us, as a mapping of its own.
 ---@param name string
 ---@param key string
 ---@return string
 local function keep(name, key)
   local plug = ("<Plug>(completion-ls-%s-else)"):format(name)
-  local before = fn.maparg(key, "i", false, true)
-  if vim.tbl_isempty(before) or before.buffer == 1 then
-    before = {}
+  local before = mapping_of(key)
+  if vim.tbl_isempty(before) then
     vim.keymap.set("i", plug, key)
   else
     local copy = vim.deepcopy(before)
