@@ -8,9 +8,14 @@ function M.is_there()
   return vim.lsp.inline_completion ~= nil
 end
 
----@param client vim.lsp.Client
-function M.enable(client)
-  vim.lsp.inline_completion.enable(true, { client_id = client.id })
+---In a buffer: Neovim 0.12 does not turn it off again for a client.
+---@param buffer integer
+---@param on boolean
+function M.enable(buffer, on)
+  local filter = { bufnr = buffer }
+  if on ~= vim.lsp.inline_completion.is_enabled(filter) then
+    vim.lsp.inline_completion.enable(on, filter)
+  end
 end
 
 ---Accept an item at the cursor. Neovim 0.12 would put it where it was asked for, and what was typed

@@ -33,7 +33,7 @@ local own ---@type vim.lsp.Config?
 
 ---How often the server was lost, one after the other.
 local losses = 0
----Stopped by the user, or Neovim ends: not to be started again.
+---While the user stops the server: it is not started again.
 local is_meant = false
 ---The program that was not found, so that this is said once.
 local missing = nil ---@type string?
@@ -78,19 +78,56 @@ function M.cancel(client, id)
 end
 
 ---@param client vim.lsp.Client
-local function stop(client)
+---@param by_force? boolean
+local function stop(client, by_force)
   if vim.fn.has("nvim-0.11") == 1 then
-    client:stop()
+    client:stop(by_force)
   else
-    client.stop() ---@diagnostic disable-line
+    client.stop(by_force) ---@diagnostic disable-line
   end
+end
+
+---Clients that were told to end, which those that hang do late.
+local stopped = {} ---@type table<integer, true>
+
+---@param client vim.lsp.Client
+---@return boolean
+local function is_ending(client)
+  if stopped[client.id] then
+    return true
+  end
+  if vim.fn.has("nvim-0.11") == 1 then
+    return client:is_stopped()
+  end
+  return client.is_stopped() ---@diagnostic disable-line
+end
+
+---The clients that run, of one buffer or of all.
+---@param buffer? integer
+---@return vim.lsp.Client[]
+local function running(buffer)
+  return vim.tbl_filter(function(client)
+    return not is_ending(client)
+  end, lsp.get_clients({ bufnr = buffer, name = M.NAME }))
+end
+
+---An empty table of Lua is a list for JSON, and the server wants objects.
+---@param settings table<string, any>
+---@return table<string, any>
+local function as_objects(settings)
+  local objects = vim.empty_dict()
+  for name, section in pairs(settings) do
+    local is_empty = type(section) == "table" and next(section) == nil
+    objects[name] = is_empty and vim.empty_dict() or section
+  end
+  return objects
 end
 
 ---The client of a buffer, once it has answered.
 ---@param buffer integer
 ---@return vim.lsp.Client?
 function M.of(buffer)
-  for _, client in ipairs(lsp.get_clients({ bufnr = buffer, name = M.NAME })) do
+  for _, client in ipairs(running(buffer)) do
     if client.initialized and client.server_capabilities.inlineCompletionProvider then
       return client
     end
@@ -119,9 +156,12 @@ end
 ---@param id integer
 local function lost(code, signal, id)
   local ran_ms = started[id] and vim.uv.now() - started[id] or 0
-  started[id] = nil
-  if is_meant or vim.v.exiting ~= vim.NIL then
-    change({ state = "stopped", text = "No server runs.", percentage = 0 })
+  local was_told = stopped[id]
+  started[id], stopped[id] = nil, nil
+  if is_meant or was_told or vim.v.exiting ~= vim.NIL then
+    if #running() == 0 then
+      change({ state = "stopped", text = "No server runs.", percentage = 0 })
+    end
     return
   end
   losses = ran_ms >= STEADY_MS and 1 or losses + 1
@@ -156,8 +196,8 @@ function M.register(on_partial)
     cmd = config.current.cmd,
     root_markers = ROOTS,
     capabilities = capabilities(),
-    init_options = config.current.settings,
-    settings = { [SECTION] = config.current.settings },
+    init_options = as_objects(config.current.settings),
+    settings = { [SECTION] = as_objects(config.current.settings) },
     handlers = {
       [PARTIAL] = function(_, params)
         on_partial(params)
@@ -189,13 +229,15 @@ end
 ---@param wanted vim.lsp.ClientConfig
 ---@return boolean
 local function is_same(client, wanted)
-  return client.name == wanted.name and client.config.root_dir == wanted.root_dir
+  return client.name == wanted.name
+    and client.config.root_dir == wanted.root_dir
+    and not is_ending(client)
 end
 
 ---Start the server for a buffer, or attach the one that runs.
 ---@param buffer integer
 function M.attach(buffer)
-  local is_attached = #lsp.get_clients({ bufnr = buffer, name = M.NAME }) > 0
+  local is_attached = #running(buffer) > 0
   if not own or is_meant or is_attached or not is_wanted(buffer) then
     return
   end
@@ -220,6 +262,20 @@ function M.attach(buffer)
   lsp.start(resolved, { bufnr = buffer, reuse_client = is_same })
 end
 
+---The buffer gets another name. Neovim would go on telling the server about one that it was never
+---told to open; so it is closed with its old name, and opened with the next.
+---@param buffer integer
+function M.rename(buffer)
+  for _, client in ipairs(lsp.get_clients({ bufnr = buffer, name = M.NAME })) do
+    lsp.buf_detach_client(buffer, client.id)
+  end
+  vim.schedule(function()
+    if api.nvim_buf_is_valid(buffer) then
+      M.attach(buffer)
+    end
+  end)
+end
+
 ---Attach every buffer that is open.
 function M.attach_all()
   for _, buffer in ipairs(api.nvim_list_bufs()) do
@@ -238,23 +294,23 @@ end
 ---@param done? fun() called when all have ended
 function M.stop(done)
   is_meant = true
-  for _, client in ipairs(lsp.get_clients({ name = M.NAME })) do
+  local told = lsp.get_clients({ name = M.NAME })
+  for _, client in ipairs(told) do
+    stopped[client.id] = true
     stop(client)
   end
   local tries = 0
   local function look()
     tries = tries + 1
-    local left = lsp.get_clients({ name = M.NAME })
+    local left = vim.tbl_filter(function(client)
+      return lsp.get_client_by_id(client.id) ~= nil
+    end, told)
     if #left > 0 and tries < 40 then
       vim.defer_fn(look, 50)
       return
     end
     for _, client in ipairs(left) do
-      if vim.fn.has("nvim-0.11") == 1 then
-        client:stop(true)
-      else
-        client.stop(true) ---@diagnostic disable-line
-      end
+      stop(client, true)
     end
     if done then
       vim.schedule(done)
@@ -266,7 +322,7 @@ end
 ---Tell a server that runs the settings of a later `setup`.
 function M.tell_settings()
   for _, client in ipairs(lsp.get_clients({ name = M.NAME })) do
-    client.settings = { [SECTION] = config.current.settings }
+    client.settings = { [SECTION] = as_objects(config.current.settings) }
     M.notify(client, "workspace/didChangeConfiguration", { settings = client.settings })
   end
 end

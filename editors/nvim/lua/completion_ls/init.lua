@@ -20,6 +20,15 @@ local function is_builtin()
   return config.current.builtin
 end
 
+---Let Neovim draw, or no longer.
+local function tell_builtin()
+  for _, one in ipairs(builtin.is_there() and vim.lsp.get_clients({ name = client.NAME }) or {}) do
+    for buffer in pairs(one.attached_buffers) do
+      builtin.enable(buffer, is_builtin() and typing.offers(buffer))
+    end
+  end
+end
+
 ---Accept what is shown: all of it, a word or a line. False where nothing is shown.
 ---@param kind? "all"|"word"|"line"
 ---@return boolean
@@ -77,6 +86,7 @@ function M.enable(on)
   if not on then
     typing.dismiss()
   end
+  tell_builtin()
   vim.cmd.redrawstatus({ bang = true })
 end
 
@@ -144,10 +154,16 @@ function M.setup(given)
   if not is_builtin() then
     typing.watch_keys(group)
   end
-  api.nvim_create_autocmd({ "FileType", "BufReadPost", "BufNewFile", "BufFilePost" }, {
+  api.nvim_create_autocmd({ "FileType", "BufReadPost", "BufNewFile" }, {
     group = group,
     callback = function(event)
       client.attach(event.buf)
+    end,
+  })
+  api.nvim_create_autocmd("BufFilePre", {
+    group = group,
+    callback = function(event)
+      client.rename(event.buf)
     end,
   })
   api.nvim_create_autocmd("BufEnter", {
@@ -165,7 +181,7 @@ function M.setup(given)
       end
       client.tell_shown(event.buf)
       if is_builtin() then
-        builtin.enable(attached)
+        builtin.enable(event.buf, typing.offers(event.buf))
       else
         typing.attached(event.buf)
       end
@@ -173,6 +189,8 @@ function M.setup(given)
   })
   if is_set_up then
     client.tell_settings()
+    tell_builtin()
+    typing.dismiss()
   end
   client.attach_all()
 end
