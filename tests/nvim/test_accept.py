@@ -207,3 +207,12 @@ def test_events(body: Neovim) -> None:
     body.keys("<M-Right><C-]>")
     wanted = [["CompletionLsHidden", "", ""], ["CompletionLsAccepted", "word", "    side"]]
     until_equal(lambda: sorted(body.lua("return vim.g.heard")), sorted(wanted))
+
+
+def test_a_word_and_no_more_in_one_go(body: Neovim) -> None:
+    body.keys("<M-Right><C-]>")
+    body.wait_for_lines(DEF.strip(), "    side")
+    body.lua("vim.wait(500)")
+    assert body.ghost == ""
+    body.keys(" ")
+    body.wait_for_ghost("= 2 * radius\n    return side * side")

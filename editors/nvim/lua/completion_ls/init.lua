@@ -47,7 +47,7 @@ end
 ---@return boolean
 function M.dismiss()
   local was_shown = typing.showing() ~= nil
-  typing.dismiss()
+  typing.refuse()
   return was_shown
 end
 
@@ -124,7 +124,7 @@ local function map_keys()
     actions.accept_line = accepting("line")
     actions.trigger = used(typing.trigger)
     actions.dismiss = function()
-      return typing.showing() and used(typing.dismiss)() or nil
+      return typing.showing() and used(typing.refuse)() or nil
     end
   end
   keys.map(actions)

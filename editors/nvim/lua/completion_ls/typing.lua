@@ -306,6 +306,12 @@ function M.showing()
   return shown and is_inserting() and not is_macro() and rest_of(shown.suggestion) or nil
 end
 
+---The user wants to see nothing more of it, also where a change before has not been looked at yet.
+function M.refuse()
+  seen = moment()
+  M.dismiss()
+end
+
 ---A server belongs to a buffer now. The user may be typing in it already.
 ---@param buffer integer
 function M.attached(buffer)
