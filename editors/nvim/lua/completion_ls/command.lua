@@ -22,7 +22,7 @@ local actions = {
   end,
   restart = client.restart,
   log = function()
-    vim.cmd.tabedit(vim.fn.fnameescape(vim.lsp.get_log_path()))
+    vim.cmd.tabedit(vim.fn.fnameescape(vim.lsp.log.get_filename()))
     vim.cmd("normal! G")
   end,
 }
