@@ -26,3 +26,42 @@ def test_the_log_is_opened(editor: Neovim) -> None:
     editor.nvim.command("CompletionLs log")
     assert editor.nvim.funcs.expand("%:t") == "lsp.log"
     assert "deprecated" not in editor.nvim.funcs.execute("messages")
+
+
+# What nvim-cmp and blink.cmp say of their menus, which are not Neovim's.
+MENUS = {
+    "nvim-cmp": """
+        local listeners = {}
+        package.loaded.cmp = { event = { on = function(_, name, listener)
+          listeners[name] = listener
+        end } }
+        function _G.menu(name) listeners["menu_" .. name]({}) end
+    """,
+    "blink.cmp": """
+        local events = { opened = "BlinkCmpMenuOpen", closed = "BlinkCmpMenuClose" }
+        function _G.menu(name) vim.api.nvim_exec_autocmds("User", { pattern = events[name] }) end
+    """,
+}
+
+
+@pytest.mark.parametrize("name", MENUS)
+def test_it_is_hidden_while_a_menu_is_open(another: Another, name: str) -> None:
+    editor, script = another()
+    script.say("    ret", "urn 3\n")
+    editor.lua(MENUS[name])
+    editor.setup(wait=False, hide_with_menu=True)
+    open_ready(editor, "area.py", DEF)
+    editor.keys("o    ret")
+    editor.wait_for_ghost("urn 3")
+    editor.lua("menu('opened')")
+    editor.wait_for_ghost("")
+    editor.keys("u")
+    until(lambda: editor.lines[1] == "    retu", "the key is lost")
+    assert editor.ghost == ""
+    editor.lua("menu('closed')")
+    editor.wait_for_ghost("rn 3")
+    editor.lua("menu('opened')")
+    editor.wait_for_ghost("")
+    editor.keys("<Esc>S    ret")
+    editor.wait_for_ghost("urn 3")
+    assert not editor.complaints()

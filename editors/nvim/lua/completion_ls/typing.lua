@@ -6,6 +6,7 @@ local Suggestion = require("completion_ls.suggestion")
 local client = require("completion_ls.client")
 local config = require("completion_ls.config")
 local ghost = require("completion_ls.ghost")
+local menu = require("completion_ls.menu")
 
 local api, fn = vim.api, vim.fn
 
@@ -94,8 +95,8 @@ local function draw()
   if latest and #latest.items == 0 and not latest.ended then
     from = older
   end
-  local menu = config.current.hide_with_menu and fn.pumvisible() == 1
-  local rest = from and is_inserting() and not menu and rest_of(from)
+  local is_hidden = config.current.hide_with_menu and menu.is_open()
+  local rest = from and is_inserting() and not is_hidden and rest_of(from)
   if not from or not rest then
     erase()
     return
@@ -326,6 +327,7 @@ function M.watch_keys(group)
   local function on(events, callback)
     api.nvim_create_autocmd(events, { group = group, callback = callback })
   end
+  menu.watch(group, draw)
   on("InsertEnter", function()
     -- The mode is not yet that of insertion.
     vim.schedule(look)
