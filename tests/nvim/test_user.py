@@ -65,3 +65,43 @@ def test_it_is_hidden_while_a_menu_is_open(another: Another, name: str) -> None:
     editor.keys("<Esc>S    ret")
     editor.wait_for_ghost("urn 3")
     assert not editor.complaints()
+
+
+def report(editor: Neovim) -> str:
+    """What :checkhealth says."""
+    editor.nvim.command("checkhealth completion_ls")
+    lines = editor.lines
+    editor.nvim.command("bwipeout")
+    return "\n".join(lines)
+
+
+def test_the_report_is_about_the_buffer_that_was_current(editor: Neovim) -> None:
+    open_ready(editor, "area.py", DEF)
+    assert "not for the buffer" not in report(editor)
+    editor.nvim.command("new")
+    assert "not for the buffer" in report(editor)
+
+
+def test_the_report_names_whoever_draws_too(another: Another) -> None:
+    editor, _ = another()
+    editor.setup(wait=False)
+    assert "draws ghost text, too" not in report(editor)
+    if editor.version == "0.12":
+        editor.lua("vim.lsp.inline_completion.enable()")
+        assert "Neovim's own inline completion draws ghost text, too" in report(editor)
+
+
+def test_before_setup(another: Another) -> None:
+    editor, _ = another()
+    assert "is not set up" in editor.nvim.funcs.execute("CompletionLs")
+    assert "It is not set up" in report(editor)
+
+
+def test_a_program_that_is_missing(another: Another) -> None:
+    editor, _ = another()
+    editor.setup(wait=False, cmd=["not-there", "--stdio"])
+    editor.open("area.py", DEF)
+    editor.wait_for_message("completion-ls: The program not-there was not found. Install it")
+    assert "Autocommands" not in editor.nvim.funcs.execute("messages")
+    assert "The program not-there was not found." in report(editor)
+    assert editor.lua("return require('completion_ls').statusline()") == "completion-ls !"

@@ -248,7 +248,7 @@ function M.attach(buffer)
     if missing ~= program then
       missing = program
       local text = (
-        "The program %s was not found. Install it with `pip install completion-ls`, or give its "
+        "The program %s was not found. Install it (:help completion-ls-install), or give its "
         .. "path: require('completion_ls').setup{ cmd = { '/path/to/completion-ls', '--stdio' } }"
       ):format(program)
       change({ state = "failed", text = text, percentage = 0 })

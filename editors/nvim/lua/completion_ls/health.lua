@@ -33,8 +33,8 @@ local function check_program()
   local program = config.current.cmd[1]
   if vim.fn.executable(program) == 0 then
     health.error(("The program %s was not found."):format(program), {
-      "pip install completion-ls, in an environment whose programs are on the PATH of Neovim",
-      "or name it: require('completion_ls').setup{ cmd = { '/path/to/completion-ls', '--stdio' } }",
+      "Install it (:help completion-ls-install) so that it is on the PATH of Neovim,",
+      "or give its path: setup{ cmd = { '/path/to/completion-ls', '--stdio' } }",
     })
     return false
   end
@@ -97,6 +97,14 @@ local function check_others()
     found = true
     health.warn("copilot.vim draws ghost text, too.", "Turn one of the two off.")
   end
+  local inline_completion = vim.lsp.inline_completion
+  if not config.current.builtin and inline_completion and inline_completion.is_enabled() then
+    found = true
+    health.warn(
+      "Neovim's own inline completion draws ghost text, too.",
+      "Take vim.lsp.inline_completion.enable() out of your configuration, or set `builtin`."
+    )
+  end
   if not found then
     health.ok("No other plugin for ghost text was found.")
   end
@@ -111,19 +119,29 @@ local function check_keys()
           or (mapping.desc or mapping.rhs or "another plugin")
         health.warn(
           ("%s (%s) is mapped to %s."):format(key, name, owner),
-          "Choose another key in `keys`, or call setup after the other plugin's."
+          "That is well if it falls back to what was mapped before, as completion menus do "
+            .. "(:help completion-ls-others). Otherwise choose another key in `keys`, or call "
+            .. "setup after the other plugin's."
         )
       end
     end
   end
 end
 
-function M.check()
-  -- The report has a window of its own; the one before shows what it is about.
-  local buffer = vim.fn.winbufnr(vim.fn.winnr("#"))
-  if buffer < 0 then
-    buffer = vim.fn.bufnr("#")
+---The report has a window or a tab of its own; the one before shows what it is about.
+---@return integer buffer
+local function looked_at()
+  local tab = vim.fn.tabpagenr()
+  local window = vim.fn.winnr("#")
+  if window == 0 and vim.fn.tabpagenr("#") > 0 then
+    tab = vim.fn.tabpagenr("#")
+    window = vim.fn.tabpagewinnr(tab)
   end
+  return vim.fn.tabpagebuflist(tab)[window] or vim.fn.bufnr("#")
+end
+
+function M.check()
+  local buffer = looked_at()
   health.start("completion-ls: Neovim")
   check_neovim()
   check_others()

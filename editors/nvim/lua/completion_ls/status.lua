@@ -37,6 +37,9 @@ end
 ---@return string[]
 function M.report()
   local buffer = vim.api.nvim_get_current_buf()
+  if not client.is_set_up() then
+    return { "completion-ls is not set up. Call require('completion_ls').setup{}" }
+  end
   local now = client.state
   local lines = { ("completion-ls: %s. %s"):format(now.state, now.text) }
   if now.state == "loading" then
