@@ -105,3 +105,22 @@ def test_a_program_that_is_missing(another: Another) -> None:
     assert "Autocommands" not in editor.nvim.funcs.execute("messages")
     assert "The program not-there was not found." in report(editor)
     assert editor.lua("return require('completion_ls').statusline()") == "completion-ls !"
+
+
+def test_settings_that_a_later_setup_leaves_out_are_gone_after_a_restart(another: Another) -> None:
+    editor, _ = another()
+    editor.setup(wait=False, settings={"completion": {"lines": "single"}})
+    open_ready(editor, "area.py", DEF)
+    told = """
+        local client = require('completion_ls.client').of(0)
+        return client and { client.id, client.config.init_options, client.settings }
+    """
+    first, *settings = editor.lua(told)
+    given = {"completion": {"lines": "single"}}
+    assert settings == [given, {"completion-ls": given}]
+    editor.setup(wait=False)
+    editor.nvim.command("CompletionLs restart")
+    until(lambda: (now := editor.lua(told)) and now[0] != first, "it is not started again")
+    settings = editor.lua(told)[1:]
+    assert settings in ([{}, {"completion-ls": {}}], [[], {"completion-ls": []}])
+    assert not editor.complaints()

@@ -196,8 +196,6 @@ function M.register(on_partial)
     cmd = config.current.cmd,
     root_markers = ROOTS,
     capabilities = capabilities(),
-    init_options = as_objects(config.current.settings),
-    settings = { [SECTION] = as_objects(config.current.settings) },
     handlers = {
       [PARTIAL] = function(_, params)
         on_partial(params)
@@ -241,7 +239,11 @@ function M.attach(buffer)
   if not own or is_meant or is_attached or not is_wanted(buffer) then
     return
   end
-  local resolved = vim.deepcopy(lsp.config and lsp.config[M.NAME] or own)
+  -- Settings go in here: vim.lsp.config would keep those that a later setup leaves out.
+  local resolved = vim.tbl_deep_extend("force", lsp.config and lsp.config[M.NAME] or own, {
+    init_options = as_objects(config.current.settings),
+    settings = { [SECTION] = as_objects(config.current.settings) },
+  })
   resolved.root_dir = resolved.root_dir or vim.fs.root(buffer, ROOTS)
   local program = type(resolved.cmd) == "table" and resolved.cmd[1] or nil
   if program and vim.fn.executable(program) == 0 then
