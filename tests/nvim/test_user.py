@@ -124,3 +124,9 @@ def test_settings_that_a_later_setup_leaves_out_are_gone_after_a_restart(another
     settings = editor.lua(told)[1:]
     assert settings in ([{}, {"completion-ls": {}}], [[], {"completion-ls": []}])
     assert not editor.complaints()
+
+
+def test_enable_without_a_value_enables(editor: Neovim) -> None:
+    for call, enabled in (("enable(false)", False), ("enable()", True)):
+        editor.lua(f"require('completion_ls').{call}")
+        assert editor.lua("return require('completion_ls').is_enabled()") is enabled

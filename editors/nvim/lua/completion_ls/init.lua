@@ -80,10 +80,10 @@ function M.is_visible()
 end
 
 ---Offer suggestions while typing, or no longer.
----@param on boolean
+---@param on? boolean true where it is left out
 function M.enable(on)
-  typing.enabled = on
-  if not on then
+  typing.enabled = on ~= false
+  if not typing.enabled then
     typing.dismiss()
   end
   tell_builtin()
