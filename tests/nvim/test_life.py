@@ -70,7 +70,7 @@ def test_a_program_that_is_not_there_is_named_once(another: Another) -> None:
     editor.setup(wait=False, cmd=["/nowhere/completion-ls", "--stdio"])
     editor.open("area.py", DEF)
     editor.open("other.py", DEF)
-    editor.wait_for_message("The program /nowhere/completion-ls was not found. Install it with")
+    editor.wait_for_message("The program /nowhere/completion-ls was not found. Install it (")
     assert editor.nvim.funcs.execute("messages").count("was not found") == 1
     assert editor.lua("return require('completion_ls').statusline()") == "completion-ls !"
     # Named rightly, it is there at once.
