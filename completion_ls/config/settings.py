@@ -19,9 +19,26 @@ class ModelSettings(Section):
     name: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
     """A name from `completion-ls models list`, a Hugging Face folder, a .gguf file, or a repository
     of the Hugging Face hub that was pulled (`owner/name`, `owner/name@revision`)."""
-    format: Literal["auto", "plain", "qwen", "starcoder"] = "auto"
+    format: Literal[
+        "auto",
+        "plain",
+        "chat",
+        "codegemma",
+        "qwen",
+        "qwen-chat",
+        "codeqwen",
+        "starcoder2",
+        "starcoder",
+        "mellum",
+        "santacoder",
+        "deepseek",
+        "codellama",
+        "codestral",
+        "seed-coder",
+    ] = "auto"
     """How prefix and suffix are put into the prompt (FIM format); `auto` looks at the tokenizer, and
-    on a card tries whether the model does better with it."""
+    on a card tries which format suits the model, and whether it does better without. `chat` is for
+    models without FIM that know only conversations."""
 
 
 class EngineSettings(Section):

@@ -21,7 +21,8 @@ from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
 from completion_ls.models.local import LocalModel, prepare, pulled, quantisation
 from completion_ls.prompt.build import PromptBuilder
-from completion_ls.prompt.fim_probe import fills_in
+from completion_ls.prompt.fim_probe import Surprise, best_format, fills_in
+from completion_ls.prompt.formats import fitting
 from completion_ls.wire.endpoint import DaemonConfig
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     guessing = _draft_folder(config, progress)
     engine = _engine(config, local.folder, guessing, progress)
     remark = SLOW if _is_slow(engine) else ""
+    names = [fim.name for fim in fitting(tokenizer)] if config.model.format == "auto" else []
+    if len(names) > 1:
+        prompts = _best_format(engine, [PromptBuilder(tokenizer, name, ends) for name in names])
     if prompts.fim and not _fills_in(engine, prompts):
         if config.model.format == "auto":
             prompts = PromptBuilder(tokenizer, "plain", ends)
@@ -99,22 +103,41 @@ def _is_slow(engine: Engine) -> bool:
 
 
 def _fills_in(engine: Engine, prompts: PromptBuilder) -> bool:
-    """Whether the model has a use for its FIM tokens, as far as that was tried: not on the CPU, where
-    it would take seconds."""
-    from completion_ls.engines.torch_cpu import TorchCpuEngine
-
-    if isinstance(engine, TorchCpuEngine):
+    """Whether the model has a use for its FIM tokens, as far as that was tried."""
+    surprise = _trial(engine)
+    if surprise is None:
         return True
-    from completion_ls.engines.exl2.engine import Exl2Engine
-
-    assert isinstance(engine, Exl2Engine)
     try:
-        return fills_in(prompts, engine.surprise)
+        return fills_in(prompts, surprise)
     except ValueError:  # the model has no such tokens
         return False
     except Exception as error:  # a trial must not keep the engine from starting
         _log.warning("whether FIM works could not be tried: %s", type(error).__name__)
         return True
+
+
+def _best_format(engine: Engine, candidates: list[PromptBuilder]) -> PromptBuilder:
+    """The one that suits the model, as far as that was tried; else the first."""
+    surprise = _trial(engine)
+    if surprise is None:
+        return candidates[0]
+    try:
+        return best_format(candidates, surprise)
+    except Exception as error:
+        _log.warning("which FIM format is best could not be tried: %s", type(error).__name__)
+        return candidates[0]
+
+
+def _trial(engine: Engine) -> Surprise | None:
+    """What tells how well the model is prompted; None on the CPU, where it would take seconds."""
+    from completion_ls.engines.torch_cpu import TorchCpuEngine
+
+    if isinstance(engine, TorchCpuEngine):
+        return None
+    from completion_ls.engines.exl2.engine import Exl2Engine
+
+    assert isinstance(engine, Exl2Engine)
+    return engine.surprise
 
 
 def _engine(

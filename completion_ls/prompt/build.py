@@ -4,7 +4,9 @@ With FIM the prompt is anchored at the start of a line a little above the cursor
 
     PRE prefix-up-to-the-anchor SUF suffix MID from-the-anchor-to-the-cursor
 
-so that what is typed, Enter too, appends after MID and the KV of everything before it stays. A
+so that what is typed, Enter too, appends after MID and the KV of everything before it stays. Some
+formats have the suffix first; one of them has no MID, and needs no anchor: all that stands before
+the cursor stands last. In a chat, PRE and SUF are in the user's message, and MID begins the reply. A
 model without FIM gets the same without PRE, SUF and MID: the text from below stands between blank
 lines, in front of the last lines before the cursor. In front of everything it would make each move
 of the cursor cost the whole prompt.
@@ -12,6 +14,7 @@ of the cursor cost the whole prompt.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,7 +22,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.decode.tokens import common_prefix
 from completion_ls.engines.contract import Unfinished
-from completion_ls.prompt.formats import FimFormat, find_format
+from completion_ls.prompt.formats import FimFormat, Repository, find_format
 from completion_ls.prompt.reading import Reader
 from completion_ls.prompt.window import (
     anchor_before,
@@ -46,7 +49,10 @@ PLAIN_LINES = range(4, 25)
 """The same for models without FIM, which should see more of the text before the cursor in one piece."""
 ALMOST = 64
 """A prompt with at most so many tokens to compute need not be computed ahead."""
+FILES_SHARE = 4
+"""Other files have at most one token in so many of the budget."""
 PLAIN_STOPS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "</s>")
+PLAIN = FimFormat("plain", "", "", "", stops=PLAIN_STOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,20 @@ class PromptBuilder:
 
     def __init__(self, tokenizer: Tokenizer, format_name: str, end_of_text: frozenset[int]) -> None:
         self.fim: FimFormat | None = find_format(format_name, tokenizer)
-        self._tokenizer = tokenizer
-        stops = self.fim.stops if self.fim else PLAIN_STOPS
-        ids = (tokenizer.token_to_id(token) for token in stops)
-        self.stop_token_ids = end_of_text | {id for id in ids if id is not None}
-        control = (self.fim.prefix, self.fim.suffix, self.fim.middle) if self.fim else ()
-        self._reader = Reader(tokenizer, control)
+        fim = self.fim or PLAIN
+        ids = {token: tokenizer.token_to_id(token) for token in fim.control}
+        self._control = {token: id for token, id in ids.items() if id is not None}
+        self.stop_token_ids = end_of_text | frozenset(self._control.values())
+        self._reader = Reader(tokenizer, self._control)
+        self._pieces = re.compile(f"({'|'.join(map(re.escape, self._control)) or '(?!)'})")
+        marks = (fim.suffix, fim.prefix) if fim.suffix_first else (fim.prefix, fim.suffix)
+        self._first, self._second = (self._marked(mark) for mark in marks)
+        self._middle = self._marked(fim.middle)
+        in_files = [
+            token for token in fim.control if token in fim.repository + fim.file + fim.named
+        ]
+        self._files = fim if self._control.keys() >= set(in_files) else PLAIN
+        self._start = lru_cache(maxsize=4)(self._starting)
         self._cached_cost = lru_cache(maxsize=1 << 16)(self._reader.count)
 
     def build(
@@ -78,6 +92,7 @@ class PromptBuilder:
         context: str,
         budget: int,
         suffix_share: float,
+        repository: Repository | None = None,
     ) -> Prompt:
         """The prompt, at most `budget` tokens, never none.
 
@@ -85,8 +100,9 @@ class PromptBuilder:
         text that stands before the document.
         """
         room = int(budget * suffix_share)
-        opening = self._reader.opening
-        left = budget - len(opening) - 1  # one for a blank that the tokenizer puts in front
+        start, inside = self._start(repository, budget // FILES_SHARE)
+        # One for a blank that the tokenizer puts in front.
+        left = budget - len(start) - len(inside) - 1
         # In steps, so that a word more or less below the cursor does not move the window's start.
         step = max(1, room // SUFFIX_STEPS)
         if self.fim is None:
@@ -94,29 +110,28 @@ class PromptBuilder:
             left -= -(-len(below) // step) * step
             before = window_before(context + prefix, left, self._cost)
             if not below:
-                return self._ending([*opening], self._reader.begun(before), budget)
+                return self._ending(
+                    [*start, *inside], self._reader.begun(before), budget, len(start)
+                )
             anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, PLAIN_LINES)
-            above = self.section(self._reader.begun(before[:anchor])) if anchor else []
-            return self._ending([*opening, *above, *below], before[anchor:], budget)
-        after = window_after(_without_closers(suffix), room, self._cost)
-        taken = len(self.section(after))
-        left -= 3 + -(-taken // step) * step
+            above = self.section(self._reader.begun(before[:anchor])) if anchor else ()
+            head = [*start, *inside, *above, *below]
+            return self._ending(head, before[anchor:], budget, len(start))
+        after = self.section(window_after(_without_closers(suffix), room, self._cost))
+        left -= len(self._second) + len(self._middle) + -(-len(after) // step) * step
         before = window_before(context + prefix, left, self._cost)
+        if not self.fim.middle:
+            head = self._head(start, inside, after)
+            return self._ending(head, self._reader.begun(before), budget, len(start))
         anchor = anchor_before(before, budget // MIDDLE_SHARE, self._cost, FIM_LINES)
-        head = self.fim_prompt(before[:anchor], after)
-        return self._ending(head, before[anchor:], budget)
+        above = (*inside, *self.section(self._reader.begun(before[:anchor])))
+        return self._ending(self._head(start, above, after), before[anchor:], budget, len(start))
 
     def fim_prompt(self, before: str, after: str) -> list[int]:
         """Two texts in the model's FIM format, which it must have: what follows stands between them."""
-        assert self.fim is not None
-        return [
-            *self._reader.opening,
-            self._special(self.fim.prefix),
-            *self.section(self._reader.begun(before)),
-            self._special(self.fim.suffix),
-            *self.section(after),
-            self._special(self.fim.middle),
-        ]
+        start, _ = self._start(None, 0)
+        above = self.section(self._reader.begun(before))
+        return self._head(start, above, self.section(after))
 
     def plain_prompt(self, before: str, after: str) -> list[int]:
         """The same for a model without FIM: the text from below comes first."""
@@ -135,17 +150,62 @@ class PromptBuilder:
         context: str,
         budget: int,
         suffix_share: float,
+        repository: Repository | None = None,
     ) -> Prompt | None:
         """The prompt after Enter, to be computed ahead; None where it is almost that of now."""
         now, then = (
-            self.build(text, suffix, context=context, budget=budget, suffix_share=suffix_share)
+            self.build(
+                text,
+                suffix,
+                context=context,
+                budget=budget,
+                suffix_share=suffix_share,
+                repository=repository,
+            )
             for text in (prefix, prefix + "\n")
         )
         common = common_prefix(now.ids, then.ids)
         return then if len(then.ids) - common > ALMOST else None
 
-    def _ending(self, head: list[int], text: str, budget: int) -> Prompt:
-        """The prompt of `head` and `text`, which ends at the cursor, perhaps inside a word."""
+    def _starting(
+        self, repository: Repository | None, room: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before all else, and what at the beginning of the prefix; with the files of
+        `repository` that fit into `room` tokens, each as a whole."""
+        opening, files = self._reader.opening, self._files
+        others: list[int] = []
+        for path, text in repository.files if repository else ():
+            ended = text.rstrip("\n") + "\n"
+            ids = (*self._marked(files.file, path), *self.section(ended))
+            if len(others) + len(ids) <= room:
+                others += ids
+        if repository is None or not others:
+            return (*opening, *self._first), ()
+        others = [*self._marked(files.repository, repository.name), *others]
+        if files.named:
+            return (*opening, *others, *self._marked(files.named, repository.path)), ()
+        return (*opening, *self._first), (*others, *self._marked(files.file, repository.path))
+
+    def _head(
+        self, start: tuple[int, ...], above: tuple[int, ...], after: tuple[int, ...]
+    ) -> list[int]:
+        assert self.fim is not None
+        one, other = (after, above) if self.fim.suffix_first else (above, after)
+        return [*start, *one, *self._second, *other, *self._middle]
+
+    def _marked(self, mark: str, name: str = "") -> tuple[int, ...]:
+        """The tokens of a format's mark, in which `name`, which is the user's, is always text."""
+        ids: list[int] = []
+        for piece in self._pieces.split(mark):
+            if piece in self._control:
+                ids.append(self._control[piece])
+            elif piece:
+                ids += self.section(piece.replace("{}", name))
+        return tuple(ids)
+
+    def _ending(self, head: list[int], text: str, budget: int, fixed: int) -> Prompt:
+        """The prompt of `head` and `text`, which ends at the cursor, perhaps inside a word. What
+        exceeds the budget is cut out behind the `fixed` first tokens."""
         reading = self._reader.open(text)
         before = head + reading.before
         word, trunk = reading.spelled, reading.word
@@ -159,7 +219,7 @@ class PromptBuilder:
             trunk = self._reader.steady(word.decode(), trunk, MOST_LOST)
         ids = before + (trunk if open else reading.word) or [*self.section("\n")]
         # The whole may, seldom, have more tokens than its lines have one by one.
-        first = len(self._reader.opening) + (self.fim is not None)
+        first = min(fixed, budget // 2)
         del ids[first : first + max(0, len(ids) - budget)]
         return Prompt(tuple(ids), Unfinished(word, len(trunk)) if open else None)
 
@@ -169,11 +229,6 @@ class PromptBuilder:
 
     def _set_apart(self, text: str) -> tuple[int, ...]:
         return self.section("\n\n\n" + text + "\n\n\n")
-
-    def _special(self, token: str) -> int:
-        id = self._tokenizer.token_to_id(token)
-        assert id is not None
-        return int(id)
 
     def _cost(self, line: str) -> int:
         return self._cached_cost(line) if len(line) <= CACHED_LINE else self._reader.count(line)

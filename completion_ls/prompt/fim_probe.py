@@ -5,6 +5,8 @@ its FIM format, and in the two ways in which a model without FIM would be asked,
 first and without it. A model that was trained for it should find the line least surprising in its own
 format. It is not enough that the text below helps: names that stand in it help every model. (Tried with a
 model that was not trained for it, whose own format did worse; not yet with one that was.)
+
+Tokens of the same names do not always mean the same format: then the model is asked in each.
 """
 
 from __future__ import annotations
@@ -49,6 +51,17 @@ HELD_OUT = (
         "        return json.load(stream)\n",
     ),
 )
+
+
+def best_format(candidates: Sequence[PromptBuilder], surprise: Surprise) -> PromptBuilder:
+    """The one in whose FIM format the lines surprise the model least; of equals the first."""
+    return min(
+        candidates,
+        key=lambda prompts: sum(
+            surprise(prompts.fim_prompt(held.before, held.after), prompts.section(held.line))
+            for held in HELD_OUT
+        ),
+    )
 
 
 def fills_in(prompts: PromptBuilder, surprise: Surprise) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from completion_ls.decode.tokens import common_prefix
 from completion_ls.prompt.build import ALMOST, PromptBuilder
+from completion_ls.prompt.formats import Repository
+from support.fim import row
 from support.tiny_model import write_tiny_model
 
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
@@ -22,15 +25,39 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model") / "tokenizer.json"
 
 
-@pytest.fixture(scope="module", params=["plain", "qwen"])
-def builder(request: pytest.FixtureRequest, tokenizer_file: Path) -> PromptBuilder:
+@dataclass(frozen=True)
+class Model:
+    """A tokenizer, and the builder of its prompts."""
+
+    tokenizer: Tokenizer
+    format: str
+    builder: PromptBuilder
+
+    def fresh(self) -> PromptBuilder:
+        return PromptBuilder(self.tokenizer, self.format, frozenset({0}))
+
+
+@pytest.fixture(scope="module", params=["plain", "qwen", "codestral", "mellum", "chat"])
+def model(request: pytest.FixtureRequest, tokenizer_file: Path) -> Model:
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    if request.param == "qwen":
+    name = str(request.param)
+    if name != "plain":
         # Not special, as Qwen's own tokenizer has it; they steer the model all the same.
-        tokenizer.add_tokens([AddedToken(token, special=False) for token in FIM])
-    builder = PromptBuilder(tokenizer, "auto", frozenset({0}))
-    assert (builder.fim is None) == (request.param == "plain")
-    return builder
+        control = row("chatml" if name == "chat" else name).control
+        tokenizer.add_tokens([AddedToken(token, special=False) for token in control])
+    return Model(tokenizer, name, PromptBuilder(tokenizer, name, frozenset({0})))
+
+
+@pytest.fixture(scope="module")
+def builder(model: Model) -> PromptBuilder:
+    return model.builder
+
+
+@pytest.fixture(scope="module")
+def qwen(tokenizer_file: Path) -> Model:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in FIM])
+    return Model(tokenizer, "auto", PromptBuilder(tokenizer, "auto", frozenset({0})))
 
 
 def build(
@@ -43,9 +70,9 @@ def build(
 texts = st.text(alphabet="abc (){}\n\té🥸", max_size=400)
 
 
-def parts(builder: PromptBuilder, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+def parts(model: Model, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
     """What stands behind each of PRE, SUF and MID."""
-    marks = [ids.index(builder._special(token)) for token in FIM]
+    marks = [ids.index(model.tokenizer.token_to_id(token)) for token in FIM]
     ends = [*marks[1:], len(ids)]
     return [ids[start + 1 : end] for start, end in zip(marks, ends, strict=True)]
 
@@ -95,6 +122,8 @@ def test_what_enter_will_need_is_known_before(builder: PromptBuilder) -> None:
 
 
 def test_a_jump_keeps_what_is_above_both_places(builder: PromptBuilder) -> None:
+    if builder.fim and builder.fim.suffix_first:
+        pytest.skip("what stands behind the cursor comes first, and is another text there")
     lines = LINES.splitlines(keepends=True)[:90]
     here, there = (
         build(builder, "".join(lines[:cursor]), "".join(lines[cursor:]), budget=4000)
@@ -121,20 +150,16 @@ def test_without_fim_the_last_lines_stand_in_one_piece_behind_the_text_below(
     assert below.lstrip("\n").splitlines()[0] + "\n" in lines[61:]
 
 
-def test_the_suffix_is_what_stands_behind_the_cursor(builder: PromptBuilder) -> None:
-    if builder.fim is None:
-        pytest.skip("a prompt without FIM has no such parts")
+def test_the_suffix_is_what_stands_behind_the_cursor(qwen: Model) -> None:
     typed = [*(LINES + "    x = add(1"[:n] for n in range(14)), LINES + "    x = add(\n        1"]
-    suffixes = {parts(builder, build(builder, text, ", 2)\n" + LINES))[1] for text in typed}
+    suffixes = {parts(qwen, build(qwen.builder, text, ", 2)\n" + LINES))[1] for text in typed}
     [suffix] = suffixes
-    assert builder._tokenizer.decode(suffix).startswith(", 2)\n    value_0")
+    assert qwen.tokenizer.decode(suffix).startswith(", 2)\n    value_0")
 
 
-def test_the_middle_goes_on_from_the_anchor_to_the_cursor(builder: PromptBuilder) -> None:
-    if builder.fim is None:
-        pytest.skip("a prompt without FIM has no such parts")
-    prefix, _, middle = parts(builder, build(builder, LINES + "    x = add(", ", 2)\n"))
-    decode = builder._tokenizer.decode
+def test_the_middle_goes_on_from_the_anchor_to_the_cursor(qwen: Model) -> None:
+    prefix, _, middle = parts(qwen, build(qwen.builder, LINES + "    x = add(", ", 2)\n"))
+    decode = qwen.tokenizer.decode
     assert (decode(prefix) + decode(middle)).endswith("399, 159201)\n    x = add(")
     assert 2 <= decode(middle).count("\n") <= 12
 
@@ -147,15 +172,15 @@ edits = st.tuples(
 @given(st.lists(edits, max_size=12), st.integers(64, 300))
 @settings(max_examples=40, deadline=None)
 def test_the_prompt_is_a_function_of_the_text(
-    builder: PromptBuilder, history: list[tuple[float, int, str]], budget: int
+    model: Model, history: list[tuple[float, int, str]], budget: int
 ) -> None:
     """Whatever was built before, it is the one that a new builder makes."""
-    text = LINES[:4000]
+    text, builder = LINES[:4000], model.builder
     for place, deleted, inserted in history:
         cursor = int(place * len(text))
         text = text[:cursor] + inserted + text[cursor + deleted :]
         cursor += len(inserted)
-        fresh = PromptBuilder(builder._tokenizer, "auto", frozenset({0}))
+        fresh = model.fresh()
         options = {"context": "", "budget": budget, "suffix_share": 0.25}
         prompt = builder.build(text[:cursor], text[cursor:], **options)
         assert prompt == fresh.build(text[:cursor], text[cursor:], **options)
@@ -178,15 +203,38 @@ def test_text_below_and_context_are_in_the_prompt(builder: PromptBuilder) -> Non
     assert len(build(builder, "x = ", "\n", context="def add(a, b):\n")) > len(plain)
 
 
-def test_special_tokens_in_the_text_are_text(builder: PromptBuilder) -> None:
-    special = {builder._tokenizer.token_to_id(token) for token in ["<|endoftext|>", *FIM]}
-    plain = [id for id in build(builder, "x = ", "\n") if id in special]
-    text = "<|endoftext|> <|fim_middle|> "
-    found = [id for id in build(builder, text + "x = ", "\n" + text) if id in special]
-    assert found == plain
-
-
 def test_a_format_whose_tokens_are_missing_is_refused(tokenizer_file: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     with pytest.raises(ValueError, match="<fim_prefix>"):
         PromptBuilder(tokenizer, "starcoder", frozenset())
+
+
+names = st.text(alphabet="ab/<|>file_sep", max_size=12)
+
+
+@given(texts, texts, st.lists(st.tuples(names, texts), max_size=4), st.integers(64, 300))
+@settings(max_examples=40, deadline=None)
+def test_within_the_budget_with_other_files_too(
+    builder: PromptBuilder, prefix: str, suffix: str, files: list[tuple[str, str]], budget: int
+) -> None:
+    options = {"context": "", "budget": budget, "suffix_share": 0.25}
+    repository = Repository("r", "here.py", tuple(files))
+    prompt = builder.build(prefix, suffix, repository=repository, **options)
+    assert 0 < len(prompt.ids) <= budget
+    nothing = Repository("r", "here.py", ())
+    assert builder.build(prefix, suffix, repository=nothing, **options) == builder.build(
+        prefix, suffix, **options
+    )
+
+
+def test_typing_with_other_files_computes_a_few_tokens(builder: PromptBuilder) -> None:
+    options = {"context": "", "budget": 2000, "suffix_share": 0.25}
+    repository = Repository("r", "here.py", (("add.py", "def add(a, b):\n    return a + b\n"),))
+    before: tuple[int, ...] = ()
+    for count in range(len("    result = compute(first")):
+        text = LINES + "    result = compute(first"[: count + 1]
+        now = builder.build(text, "\n" + LINES, repository=repository, **options).ids
+        assert not before or len(now) - common_prefix(before, now) <= 4
+        before = now
+    alone = builder.build(text, "\n" + LINES, **options).ids
+    assert common_prefix(alone, now) < len(now) - 4

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from completion_ls.decode.tokens import common_prefix
 from completion_ls.prompt.build import MOST_LOST, PromptBuilder
+from support.fim import ROWS, row, setting
 from support.typing import document, session
 
-FIM = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
 BUDGET = 1024
 KEPT = 4
 """Cached sequences."""
@@ -36,7 +36,9 @@ class Figures:
 def run(folder: Path, format_name: str, *, with_ahead: bool) -> Figures:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if format_name != "plain":
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in FIM])
+        tokens = row(format_name).control
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+        format_name = setting(format_name)
     builder = PromptBuilder(tokenizer, format_name, frozenset())
     figures = Figures()
     cached: list[tuple[int, ...]] = [()]
@@ -68,7 +70,7 @@ def keep(cached: list[tuple[int, ...]], ids: tuple[int, ...]) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("format_name", ["plain", "starcoder"])
+@pytest.mark.parametrize("format_name", ["plain", *ROWS])
 def test_a_session_computes_a_token_or_two_a_key(
     default_model_folder: Path, format_name: str
 ) -> None:

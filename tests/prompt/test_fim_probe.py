@@ -15,7 +15,8 @@ from completion_ls.engines.native import load_native
 from completion_ls.models.local import prepare
 from completion_ls.prompt import build, formats
 from completion_ls.prompt.build import PromptBuilder
-from completion_ls.prompt.fim_probe import HELD_OUT, fills_in
+from completion_ls.prompt.fim_probe import HELD_OUT, best_format, fills_in
+from support.fim import tokenizer_for
 
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
@@ -61,6 +62,22 @@ def test_a_model_that_the_text_below_helps_as_much_without_does_not(
     assert not fills_in(prompts, surprise)
 
 
+@pytest.mark.parametrize("trained", ["starcoder", "mellum"])
+def test_of_formats_with_the_same_tokens_it_is_the_one_that_the_model_knows(trained: str) -> None:
+    tokenizer = tokenizer_for("mellum")
+    candidates = [
+        PromptBuilder(tokenizer, fim.name, frozenset()) for fim in formats.fitting(tokenizer)
+    ]
+    first = formats.find_format(trained, tokenizer)
+    assert first is not None and len(candidates) > 1
+    mark = tokenizer.token_to_id(first.suffix if first.suffix_first else first.prefix)
+
+    def surprise(prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        return 1.0 if prompt[0] == mark else 2.0
+
+    assert best_format(candidates, surprise).fim == first
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     "tokens",
@@ -71,7 +88,7 @@ def test_a_real_model_without_training_for_it_does_not(
 ) -> None:
     """Tokens that it has, used as if they were those of FIM."""
     folder = prepare("smollm2-135m-instruct").folder
-    made_up = formats.FimFormat("made-up", *tokens, stops=())
+    made_up = formats.FimFormat("made-up", *tokens)
     monkeypatch.setattr(build, "find_format", lambda *_: made_up)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = PromptBuilder(tokenizer, "auto", frozenset())
