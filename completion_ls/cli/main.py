@@ -90,6 +90,10 @@ def _run(options: argparse.Namespace) -> int:
                     return bench.engine(options)
                 case "replay":
                     return bench.replay(options)
+                case "infill":
+                    from completion_ls.cli import bench_infill
+
+                    return bench_infill.infill(options)
             from completion_ls.cli import bench_model
 
             if options.action == "quality":
@@ -222,6 +226,19 @@ def _parser() -> argparse.ArgumentParser:
     acceptance.add_argument(
         "--places", type=_count, default=500, metavar="N", help="so many of each text (500)"
     )
+    text = "write lines that were taken out of functions, and run the functions' tests"
+    infill = bench.add_parser("infill", help=text, description=text)
+    infill.add_argument("file", type=Path, metavar="FILE", help="a .jsonl or .jsonl.gz of problems")
+    infill.add_argument(
+        "--problems", type=_rounds, metavar="N", help="so many, drawn by the seed (all)"
+    )
+    infill.add_argument(
+        "--cuts", type=_count, default=2, metavar="N", help="cursors within each line, at most (2)"
+    )
+    infill.add_argument(
+        "--seed", type=_count, default=0, metavar="N", help="of all that is drawn (0)"
+    )
+    infill.add_argument("--json", action="store_true", help="print the figures as JSON")
     replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument(
