@@ -8,12 +8,12 @@ writing outside of its folder.
 
 This is a guard against what a model writes by accident, not a jail for one that means harm. What it does
 not do: it does not keep the program from reading any file that the user may read. Python's audit events
-can be got round by code that sets out to (a bug of the interpreter, an extension module of the standard
-library that raises none), and then only the limits of the operating system hold: of those the limit on
-processes does not bind root, a process that leaves its group outlives the kill, files may be written
-wherever the user may (each up to its limit, without a limit on their number), and without namespaces the
-network is there. macOS does not enforce the limit on memory. Windows has none of these limits but the
-time.
+can be got round by code that sets out to (a bug of the interpreter, a module of the standard library
+that raises none). Then only the limits of the operating system hold, and of those the limit on processes
+(and threads) does not bind root, a process that leaves its group outlives the kill, files may be written
+wherever the user may, each up to its limit but any number of them, and without namespaces the network is
+there. macOS does not enforce the limit on memory; Windows has none of the limits but the time, and no
+process groups.
 """
 
 from __future__ import annotations
