@@ -18,6 +18,8 @@ import numpy as np
 Z = 1.959963984540054
 """A normal variable is within this many deviations in 95 % of cases."""
 DRAWS = 2000
+FEWEST = 10
+"""Of fewer functions a bootstrap's interval says little: that of one has no width."""
 MEASURES = ("exact", "similarity", "passed")
 
 
@@ -77,6 +79,7 @@ class Comparison:
     with_it: str
     without: str
     places: int
+    functions: int
     other_texts: int
     exact: Estimate
     similarity: Estimate
@@ -154,13 +157,16 @@ def compared(
         if pairs := [(more[place], less[place]) for place in more if place in less]:
             differences = (_difference(pairs, measure, seed) for measure in MEASURES)
             other = sum(a.text != b.text for a, b in pairs)
-            found.append(Comparison(what, kind, with_it, without, len(pairs), other, *differences))
+            functions = len({a.function for a, _ in pairs})
+            found.append(
+                Comparison(what, kind, with_it, without, len(pairs), functions, other, *differences)
+            )
     return found
 
 
-def decided(difference: Estimate) -> bool:
-    """Whether a difference is one: its interval is on one side of 0."""
-    return difference.low > 0 or difference.high < 0
+def decided(difference: Estimate, functions: int) -> bool:
+    """Whether a difference is one: its interval is on one side of 0, and of functions enough."""
+    return functions >= FEWEST and (difference.low > 0 or difference.high < 0)
 
 
 def _difference(pairs: Sequence[tuple[Result, Result]], measure: str, seed: int) -> Estimate:

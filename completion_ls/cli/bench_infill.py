@@ -134,7 +134,7 @@ def _pairs_table(pairs: list[Comparison]) -> Table:
     for column in ("exact match", "similarity", "pass@1", "differ", "places"):
         table.add_column(column, justify="right")
     for one in pairs:
-        gains = (_percent(part, signed=True) for part in (one.exact, one.similarity, one.passed))
+        gains = (_gain(part, one.functions) for part in (one.exact, one.similarity, one.passed))
         table.add_row(one.what, *gains, str(one.other_texts), str(one.places))
     return table
 
@@ -146,7 +146,8 @@ def _notes(about: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         "In brackets are intervals of 95 %: Wilson's for shares; for edit similarity, and for what is "
-        "gained at the same places, a bootstrap over functions. A star: 0 is outside."
+        "gained at the same places, a bootstrap over functions. A star: 0 is outside, and there "
+        "are enough of them."
     )
     shown = about["suffix_in_prompt"].items()
     counts = ", ".join(f"{count} of {of} ({kind})" for kind, (count, of) in shown)
@@ -171,9 +172,11 @@ def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def _percent(one: Estimate, *, signed: bool = False) -> str:
+def _percent(one: Estimate) -> str:
     value, low, high = (100 * part for part in (one.value, one.low, one.high))
-    if not signed:
-        return f"{value:.1f} ({low:.0f}, {high:.0f})"
-    mark = "*" if decided(one) else ""
-    return f"{value:+.1f} ({low:.1f}, {high:.1f}){mark}"
+    return f"{value:.1f} ({low:.0f}, {high:.0f})"
+
+
+def _gain(one: Estimate, functions: int) -> str:
+    value, low, high = (100 * part for part in (one.value, one.low, one.high))
+    return f"{value:+.1f} ({low:.1f}, {high:.1f}){'*' * decided(one, functions)}"

@@ -177,7 +177,7 @@ def test_pairs_are_more_certain_than_shares() -> None:
     assert a.exact.low < b.exact.high  # the shares' intervals overlap
     (found,) = compared(results, "it", "a", "b", 0)
     assert found.exact.value == pytest.approx(0.05)
-    assert decided(found.exact)
+    assert found.functions == 200 and decided(found.exact, found.functions)
 
 
 def test_an_arm_that_is_missing_is_not_compared() -> None:
@@ -185,5 +185,7 @@ def test_an_arm_that_is_missing_is_not_compared() -> None:
 
 
 def test_a_difference_is_decided_when_its_interval_is_on_one_side() -> None:
-    assert decided(Estimate(0.1, 0.01, 0.2)) and decided(Estimate(-0.1, -0.2, -0.01))
-    assert not decided(Estimate(0.1, 0.0, 0.2)) and not decided(Estimate(0.0, -0.1, 0.1))
+    better, worse = Estimate(0.1, 0.01, 0.2), Estimate(-0.1, -0.2, -0.01)
+    assert decided(better, 50) and decided(worse, 50)
+    assert not decided(Estimate(0.1, 0.0, 0.2), 50) and not decided(Estimate(0.0, -0.1, 0.1), 50)
+    assert not decided(better, 1)  # one function always agrees with itself
