@@ -91,6 +91,8 @@ def offer(raw: str, *, before: str, after: str, mode: Mode, finished: bool) -> O
     lines[0] = typed + lines[0]  # whole lines from here on
     lines = _without_loop(lines, finished)
     lines = _without_below(lines, typed, next_line, finished)
+    if lines and _has_body(lines[0], next_line, _style_around(before, after).unit):
+        lines = lines[:1]
     text = "\n".join(lines)[len(typed) :].rstrip()
     offered = _fitted(text, typed, rest, finished)
     if not offered.text.strip() or _doubles_line(offered, typed, rest, next_line, finished):
@@ -307,6 +309,12 @@ def _last_line(text: str) -> str:
 
 
 # What is taken away
+
+
+def _has_body(line: str, next_line: str, tab: int) -> bool:
+    """Whether a line opens a block whose body stands below it already."""
+    deep, deeper = (_columns(_blanks(one), tab) for one in (line, next_line))
+    return _opens(line) and deeper > deep
 
 
 def _without_loop(lines: list[str], finished: bool) -> list[str]:
