@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,19 +13,9 @@ import pytest
 
 from support import nvim
 from support.nvim import Neovim
+from support.outcome import FAILED, pytest_runtest_makereport  # noqa: F401 (a hook)
+from support.program import real_program
 from support.scripted_daemon import Script
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport]:
-    """Note whether a test failed, for the fixtures."""
-    report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
-    return report
 
 
 class Editors:
@@ -55,10 +44,7 @@ class Editors:
     def real(self) -> Neovim:
         """One that is set up with the real engine."""
         folder = Path(tempfile.mkdtemp(prefix="nv-"))
-        program = folder / "completion-ls"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m completion_ls "$@"\n')
-        program.chmod(0o755)
-        editor = Neovim(self.version, folder, program)
+        editor = Neovim(self.version, folder, real_program(folder))
         self._open.append(editor)
         editor.setup(wait=False)
         return editor

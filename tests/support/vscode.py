@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -199,14 +198,6 @@ def _extension() -> Path | None:
         return None
     newest = max(found, key=lambda file: file.stat().st_mtime)
     return packed if newest == packed else EXTENSION
-
-
-def real_program(folder: Path) -> Path:
-    """`completion-ls` as it stands here, with the real engine."""
-    program = folder / "completion-ls"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m completion_ls "$@"\n')
-    program.chmod(0o755)
-    return program
 
 
 class Workbench:

@@ -14,23 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import vscode
+from support.outcome import FAILED, pytest_runtest_makereport  # noqa: F401 (a hook)
+from support.program import real_program
 from support.scripted_daemon import Script
 from support.vscode import Window, Workbench
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport]:
-    """Note whether a test failed, for the fixtures."""
-    report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
-    return report
 
 
 @dataclass
@@ -71,7 +61,7 @@ class Pool:
     def real(self, settings: Mapping[str, object]) -> Workbench:
         """One with the real engine."""
         folder = self._folder()
-        return self._open(folder, vscode.real_program(folder), settings)
+        return self._open(folder, real_program(folder), settings)
 
     def another(
         self,
