@@ -216,3 +216,13 @@ def test_a_word_and_no_more_in_one_go(body: Neovim) -> None:
     assert body.ghost == ""
     body.keys(" ")
     body.wait_for_ghost("= 2 * radius\n    return side * side")
+
+
+def test_a_closing_that_stands_there_is_not_doubled(editor: Neovim, script: Script) -> None:
+    script.say("def volume(", "radius, height):\n")
+    editor.open("area.py", DEF + "def volume():\n    pass\n")
+    editor.wait_until_ready()
+    editor.keys("jf(i<Right>r<BS>")
+    editor.wait_for_screen(DEF.strip(), "def volume(radius, height):", "    pass")
+    editor.keys("<Tab>")
+    editor.wait_for_lines(DEF.strip(), "def volume(radius, height):", "    pass")

@@ -247,3 +247,21 @@ def running(editor: Neovim) -> bool:
     before = editor.ghost
     editor.lua("vim.wait(500)")
     return editor.ghost != before
+
+
+def test_two_neovims_share_a_daemon(another: Another) -> None:
+    editor, script = another()
+    say(script)
+    other = Neovim(editor.version, editor.folder, script.program)
+    try:
+        for number, one in enumerate((editor, other)):
+            one.setup(wait=False)
+            one.open(f"area{number}.py", DEF)
+        for one in (editor, other):
+            one.wait_until_ready()
+            one.keys("o    ret")
+        for one in (editor, other):
+            one.wait_for_ghost("urn 3 * radius")
+        assert len(script.heard("load")) == 1
+    finally:
+        other.close()
