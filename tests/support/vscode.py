@@ -74,8 +74,9 @@ KEYBINDINGS: Mapping[str, str] = {
     "editor.action.inlineSuggest.acceptNextLine": "Control+Alt+Digit1",
     "editor.action.inlineSuggest.trigger": "Control+Alt+Digit2",
     "editor.action.inlineSuggest.showNext": "Control+Alt+Digit3",
+    "notifications.clearAll": "Control+Alt+Digit4",
 }
-"""Commands that need the focus to stay in the editor; their keys as Playwright names them."""
+"""Commands that need the focus to stay where it is; their keys as Playwright names them."""
 
 LOOK = """() => {
   const plain = text => text.replace(/\\u00a0/g, ' ').replace(/[\\u200b-\\u200d\\ufeff]/g, '');

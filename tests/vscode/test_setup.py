@@ -216,7 +216,7 @@ def test_the_walkthrough(desk: Desk) -> None:
     steps.filter(has_text="Install the program").click()
     page.locator("a:has-text('Is it installed?'), button:has-text('Is it installed?')").last.click()
     window.wait_for_message(f"completion-ls is installed: {desk.script.program}")
-    window.choose("Notifications: Clear All Notifications")
+    window.run_here("notifications.clearAll")  # a step that is done takes the focus from a palette
     before = desk.workbench.servers()
     for title, button, words in (
         ("Pick a profile", "Find the profile", ["init"]),
