@@ -227,7 +227,7 @@ class _IndexHandler(http.server.BaseHTTPRequestHandler):
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """The index, running, as the only one that pip can see."""
     server = Index()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

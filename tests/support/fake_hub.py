@@ -248,7 +248,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     from huggingface_hub import constants
 
     hub = FakeHub()
-    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("HF_TOKEN", "")
