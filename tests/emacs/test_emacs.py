@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +15,10 @@ import pytest
 
 from completion_ls.cli.status import collect
 from completion_ls.config import paths
+from support.missing import require
+from support.program import real_program
 from support.scripted_daemon import Script
+from support.terminal import Terminal
 
 pytestmark = [pytest.mark.editor, pytest.mark.process]
 
@@ -49,14 +49,14 @@ def packages() -> Path:
     return paths.cache_dir() / "editors" / "lsp-mode"
 
 
-def what_is_missing() -> str | None:
-    """Why these tests cannot run here."""
+def what_is_missing() -> str:
+    """Why these tests cannot run here; empty where they can."""
     for name in ("emacs", "tmux"):
         if shutil.which(name) is None:
             return f"There is no {name}. {INSTALL}"
     if not packages().is_dir():
         return f"There is no lsp-mode. {INSTALL}"
-    return None
+    return ""
 
 
 def lisp(text: object) -> str:
@@ -64,12 +64,12 @@ def lisp(text: object) -> str:
     return '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-class Emacs:
-    """One window of Emacs; its `completion-ls` is this program."""
+class Emacs(Terminal):
+    """A terminal with Emacs in it; its `completion-ls` is this program."""
 
     def __init__(self, folder: Path, program: Path) -> None:
+        super().__init__(folder, columns=100, rows=30)
         self._folder = folder
-        self._socket = folder / "tmux"
         self._work = folder / "work"
         self._work.mkdir()
         (self._work / ".git").mkdir()
@@ -84,29 +84,16 @@ class Emacs:
         file = self._work / name
         file.write_bytes(content)
         command = ["emacs", "-nw", "-Q", "-l", str(self._folder / "init.el"), str(file)]
-        environment = {name: value for name, value in os.environ.items() if name != "TMUX"}
-        subprocess.run(
-            [*self._tmux(), "new-session", "-d", "-x", "100", "-y", "30", shlex.join(command)],
-            env=environment
-            | {
-                "HOME": str(self._folder),
-                "LC_ALL": "C.UTF-8",
-                "PATH": f"{self._folder / 'bin'}:{environment['PATH']}",
-            },
-            check=True,
-        )
+        variables = {
+            "HOME": str(self._folder),
+            "LC_ALL": "C.UTF-8",
+            "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
+        }
+        self.run(command, variables)
         # What is typed before that is no change, and asks for nothing.
         self.wait("the server", lambda: "initialized successfully" in self.screen())
         self.press("M->")
         return file
-
-    def type(self, text: str) -> None:
-        """Type a text."""
-        subprocess.run([*self._tmux(), "send-keys", "-l", text], check=True)
-
-    def press(self, *keys: str) -> None:
-        """Press keys, named as tmux names them."""
-        subprocess.run([*self._tmux(), "send-keys", *keys], check=True)
 
     def save(self, file: Path) -> bytes:
         """Save the buffer; the file's content."""
@@ -115,14 +102,10 @@ class Emacs:
         self.wait("a save", lambda: file.stat().st_mtime_ns != before)
         return file.read_bytes()
 
-    def screen(self) -> str:
-        """What is on the screen."""
-        return self._capture()
-
     def ghost(self) -> str:
         """The ghost text on the screen, without the spaces in front of its lines."""
         shown, lines = False, []
-        for line in self._capture("-e").split("\n"):
+        for line in self.screen(colours=True).split("\n"):
             ghost = ""
             for piece in re.findall(r"\x1b\[[\d;]*m|[^\x1b]+", line):
                 if piece.startswith("\x1b"):
@@ -146,26 +129,12 @@ class Emacs:
                 pytest.fail(f"{what} did not come; on the screen is:\n{self.screen()}")
             time.sleep(0.1)
 
-    def close(self) -> None:
-        """Close it, saved or not."""
-        subprocess.run([*self._tmux(), "kill-server"], check=False, stderr=subprocess.DEVNULL)
-
-    def _capture(self, *options: str) -> str:
-        command = [*self._tmux(), "capture-pane", "-p", *options]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def _tmux(self) -> list[str]:
-        return ["tmux", "-S", str(self._socket), "-f", os.devnull]
-
 
 @pytest.fixture
 def folder(isolated: dict[str, str]) -> Iterator[Path]:
     """An empty one with a short path, for a socket; without an Emacs the test is skipped, or fails
     where CI is set."""
-    if reason := what_is_missing():
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require(what_is_missing())
     folder = Path(tempfile.mkdtemp(prefix="cls-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -256,11 +225,7 @@ def engine_is_ready() -> bool:
 
 @pytest.mark.model
 def test_the_real_engine_completes(folder: Path) -> None:
-    program = folder / "completion-ls"
-    words = shlex.join([sys.executable, "-P", "-m", "completion_ls"])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
-    emacs = Emacs(folder, program)
+    emacs = Emacs(folder, real_program(folder))
     try:
         file = emacs.open("area.py", b"def area(width, height):\n    ")
         emacs.wait("the engine", engine_is_ready)  # lsp-mode waits 10 s for an answer

@@ -3,7 +3,6 @@ script has."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import nvim
+from support.missing import require
 from support.nvim import Neovim
 from support.outcome import FAILED, pytest_runtest_makereport  # noqa: F401 (a hook)
 from support.program import real_program
@@ -65,10 +65,7 @@ class Editors:
 def version(request: pytest.FixtureRequest) -> str:
     """Of Neovim. Where it is not installed the test is skipped; where CI is set, it fails."""
     version: str = request.param
-    if reason := nvim.missing(version):
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require(nvim.missing(version))
     return version
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,43 +12,11 @@ import pytest
 from support import nvim
 from support.nvim import until
 from support.scripted_daemon import Script
+from support.terminal import Terminal
 
 pytestmark = [pytest.mark.editor, pytest.mark.process]
 
 DEF = "def area(radius):\n"
-
-
-class Terminal:
-    """A tmux of its own."""
-
-    def __init__(self, folder: Path, command: list[str], variables: dict[str, str]) -> None:
-        self._tmux = ["tmux", "-f", "/dev/null", "-S", str(folder / "tmux")]
-        words = ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
-        size = ["-x", str(nvim.COLUMNS), "-y", str(nvim.ROWS)]
-        self._run("new-session", "-d", *size, shlex.join(words))
-
-    def type(self, text: str) -> None:
-        """As a person does."""
-        self._run("send-keys", "-l", text)
-
-    def press(self, *keys: str) -> None:
-        """Keys by tmux's names."""
-        self._run("send-keys", *keys)
-
-    def screen(self, *, colours: bool = False) -> list[str]:
-        """What is drawn, by rows."""
-        return self._run("capture-pane", "-p", *(["-e"] if colours else [])).split("\n")
-
-    def close(self) -> None:
-        """End it."""
-        self._run("kill-server")
-
-    def _run(self, *words: str) -> str:
-        environment = {**os.environ, "TERM": "xterm-256color"}
-        done = subprocess.run(
-            [*self._tmux, *words], check=True, capture_output=True, text=True, env=environment
-        )
-        return done.stdout
 
 
 @pytest.fixture
@@ -66,11 +31,17 @@ def terminal(version: str, isolated: dict[str, str]) -> Iterator[tuple[Terminal,
     words = [str(nvim.program(version)), "--clean", "-n", "--cmd", options]
     words += ["-c", f"lua {code}", "-c", "set indentexpr= noautoindent", str(file)]
     own = {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "DATA", "CONFIG")}
-    terminal = Terminal(folder, words, {**isolated, **own})
+    terminal = Terminal(folder, columns=nvim.COLUMNS, rows=nvim.ROWS)
+    terminal.run(words, {**isolated, **own})
     try:
         yield terminal, script
     finally:
         terminal.close()
+
+
+def second_row(window: Terminal, *, colours: bool = False) -> str:
+    """Of what is drawn."""
+    return window.screen(colours=colours).split("\n")[1].rstrip()
 
 
 def test_grey_text_that_grows_and_is_accepted(terminal: tuple[Terminal, Script]) -> None:
@@ -78,11 +49,11 @@ def test_grey_text_that_grows_and_is_accepted(terminal: tuple[Terminal, Script])
     script.say("    ret", "urn 3", " * radius\n", pause_s=1)
     until(lambda: script.heard("load"), "no daemon is started")
     window.type("o    ret")
-    until(lambda: window.screen()[1].startswith("    ret"), "nothing is typed")
+    until(lambda: second_row(window).startswith("    ret"), "nothing is typed")
     seen: list[str] = []
 
     def is_whole() -> bool:
-        line = window.screen()[1].rstrip()
+        line = second_row(window)
         if not seen or seen[-1] != line:
             seen.append(line)
         return line == "    return 3 * radius"
@@ -91,11 +62,11 @@ def test_grey_text_that_grows_and_is_accepted(terminal: tuple[Terminal, Script])
     assert seen[-2:] == ["    return 3", "    return 3 * radius"]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
     # The typed part and the ghost are of different colours.
-    coloured = window.screen(colours=True)[1]
+    coloured = second_row(window, colours=True)
     typed, ghost = re.split(r"(?<=ret)", coloured, maxsplit=1)
     assert ghost.startswith("\x1b[")
     assert "urn 3 * radius" in re.sub(r"\x1b\[[\d;]*m", "", ghost)
     window.press("Tab")
     window.type("!")
-    until(lambda: window.screen()[1].rstrip() == "    return 3 * radius!", "it is not accepted")
+    until(lambda: second_row(window) == "    return 3 * radius!", "it is not accepted")
     assert typed.endswith("ret")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import vscode
+from support.missing import require
 from support.outcome import FAILED, pytest_runtest_makereport  # noqa: F401 (a hook)
 from support.program import real_program
 from support.scripted_daemon import Script
@@ -147,10 +147,7 @@ class Pool:
 def version(request: pytest.FixtureRequest) -> str:
     """Of code-server. Where it is not installed the test is skipped; where CI is set, it fails."""
     version: str = request.param
-    if reason := vscode.missing(version):
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require(vscode.missing(version))
     return version
 
 
