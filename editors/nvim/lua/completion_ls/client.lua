@@ -40,15 +40,23 @@ local missing = nil ---@type string?
 ---Clients that were started, with the time.
 local started = {} ---@type table<integer, integer>
 
+local HAS_METHODS = vim.fn.has("nvim-0.11") == 1
+
+---Call a method of a client: Neovim 0.10 has functions in their place.
+---@param client vim.lsp.Client
+---@param name string
+local function call(client, name, ...)
+  if HAS_METHODS then
+    return client[name](client, ...)
+  end
+  return client[name](...)
+end
+
 ---@param client vim.lsp.Client
 ---@param method string
 ---@param params table
 function M.notify(client, method, params)
-  if vim.fn.has("nvim-0.11") == 1 then
-    client:notify(method, params)
-  else
-    client.notify(method, params) ---@diagnostic disable-line
-  end
+  call(client, "notify", method, params)
 end
 
 ---@param client vim.lsp.Client
@@ -58,33 +66,14 @@ end
 ---@param buffer integer
 ---@return integer? id
 function M.request(client, method, params, handler, buffer)
-  local ok, id
-  if vim.fn.has("nvim-0.11") == 1 then
-    ok, id = client:request(method, params, handler, buffer)
-  else
-    ok, id = client.request(method, params, handler, buffer) ---@diagnostic disable-line
-  end
+  local ok, id = call(client, "request", method, params, handler, buffer)
   return ok and id or nil
 end
 
 ---@param client vim.lsp.Client
 ---@param id integer
 function M.cancel(client, id)
-  if vim.fn.has("nvim-0.11") == 1 then
-    client:cancel_request(id)
-  else
-    client.cancel_request(id) ---@diagnostic disable-line
-  end
-end
-
----@param client vim.lsp.Client
----@param by_force? boolean
-local function stop(client, by_force)
-  if vim.fn.has("nvim-0.11") == 1 then
-    client:stop(by_force)
-  else
-    client.stop(by_force) ---@diagnostic disable-line
-  end
+  call(client, "cancel_request", id)
 end
 
 ---Clients that were told to end, which those that hang do late.
@@ -93,13 +82,7 @@ local stopped = {} ---@type table<integer, true>
 ---@param client vim.lsp.Client
 ---@return boolean
 local function is_ending(client)
-  if stopped[client.id] then
-    return true
-  end
-  if vim.fn.has("nvim-0.11") == 1 then
-    return client:is_stopped()
-  end
-  return client.is_stopped() ---@diagnostic disable-line
+  return stopped[client.id] or call(client, "is_stopped")
 end
 
 ---The clients that run, of one buffer or of all.
@@ -287,19 +270,11 @@ end
 
 ---Stop the server and start it, with the settings as they are now.
 function M.restart()
-  M.stop(function()
-    losses, missing, is_meant = 0, nil, false
-    M.attach_all()
-  end)
-end
-
----@param done? fun() called when all have ended
-function M.stop(done)
   is_meant = true
   local told = lsp.get_clients({ name = M.NAME })
   for _, client in ipairs(told) do
     stopped[client.id] = true
-    stop(client)
+    call(client, "stop")
   end
   local tries = 0
   local function look()
@@ -312,11 +287,12 @@ function M.stop(done)
       return
     end
     for _, client in ipairs(left) do
-      stop(client, true)
+      call(client, "stop", true)
     end
-    if done then
-      vim.schedule(done)
-    end
+    vim.schedule(function()
+      losses, missing, is_meant = 0, nil, false
+      M.attach_all()
+    end)
   end
   look()
 end

@@ -154,24 +154,19 @@ function M.setup(given)
   if not is_builtin() then
     typing.watch_keys(group)
   end
-  api.nvim_create_autocmd({ "FileType", "BufReadPost", "BufNewFile" }, {
-    group = group,
-    callback = function(event)
-      client.attach(event.buf)
-    end,
-  })
-  api.nvim_create_autocmd("BufFilePre", {
-    group = group,
-    callback = function(event)
-      client.rename(event.buf)
-    end,
-  })
-  api.nvim_create_autocmd("BufEnter", {
-    group = group,
-    callback = function(event)
-      client.tell_shown(event.buf)
-    end,
-  })
+  ---@param events string|string[]
+  ---@param act fun(buffer: integer)
+  local function on(events, act)
+    api.nvim_create_autocmd(events, {
+      group = group,
+      callback = function(event)
+        act(event.buf)
+      end,
+    })
+  end
+  on({ "FileType", "BufReadPost", "BufNewFile" }, client.attach)
+  on("BufFilePre", client.rename)
+  on("BufEnter", client.tell_shown)
   api.nvim_create_autocmd("LspAttach", {
     group = group,
     callback = function(event)

@@ -25,15 +25,6 @@ function M.line()
   return now.state == "failed" and "completion-ls !" or "completion-ls …"
 end
 
----@param figures table<string, any>
----@param format string
----@param name string
----@param factor? number
-local function line(figures, format, name, factor)
-  local value = figures[name]
-  return type(value) == "number" and value > 0 and format:format(value * (factor or 1)) or nil
-end
-
 ---@return string[]
 function M.report()
   local buffer = vim.api.nvim_get_current_buf()
@@ -46,17 +37,23 @@ function M.report()
     lines[1] = ("%s (%d %%)"):format(lines[1], now.percentage)
   end
   local figures = client.figures(buffer)
+  ---@param format string
+  ---@param value any
+  ---@param factor? number
+  local function tell(format, value, factor)
+    if type(value) == "number" and value > 0 then
+      lines[#lines + 1] = format:format(value * (factor or 1))
+    end
+  end
+  tell("First token: %.0f ms (median)", figures.first_token_ms_p50)
+  tell("Tokens per second: %.0f", figures.tokens_per_second)
   local checked = figures.draft_tokens_checked or 0
-  local accepted = { share = checked > 0 and figures.draft_tokens_accepted / checked or 0 }
-  local told = {
-    line(figures, "First token: %.0f ms (median)", "first_token_ms_p50"),
-    line(figures, "Tokens per second: %.0f", "tokens_per_second"),
-    line(accepted, "Drafts accepted: %.0f %%", "share", 100),
-    line(figures, "Keys answered without the model: %.0f %%", "answered_without_pass_share", 100),
-    not typing.offers(buffer) and "Off: nothing is offered here by itself." or nil,
-  }
-  for index = 1, 5 do
-    lines[#lines + 1] = told[index]
+  if checked > 0 then
+    tell("Drafts accepted: %.0f %%", figures.draft_tokens_accepted / checked, 100)
+  end
+  tell("Keys answered without the model: %.0f %%", figures.answered_without_pass_share, 100)
+  if not typing.offers(buffer) then
+    lines[#lines + 1] = "Off: nothing is offered here by itself."
   end
   return lines
 end
