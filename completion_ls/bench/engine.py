@@ -8,7 +8,6 @@ next round.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer
 from completion_ls.bench import sides
 from completion_ls.bench.engine_figures import OURS, Raw, Report, Sizes, floor_s, rate
 from completion_ls.bench.llama_cpp import SPECULATIONS, gguf_of, threads_of
+from completion_ls.bench.load_average import load_average
 from completion_ls.bench.sides import Generation, OwnSide, Side
 from completion_ls.config.settings import DraftSettings, Settings
 from completion_ls.engines.shape import read_shape
@@ -111,13 +111,13 @@ async def measure(
         transformers=TRANSFORMERS in against,
         say=say,
     )
-    before = _load_average()
+    before = load_average()
     speculations = await _try_speculations(session) if gguf else {}
     if speculations:
         session.speculation = max(speculations, key=lambda kind: speculations[kind])
     for number in range(rounds):
         await _round(session, number, f"round {number + 1} of {rounds}")
-    after = _load_average()
+    after = load_average()
     return Report(
         model=model.name,
         engine=settings.engine.model_dump(),
@@ -298,7 +298,3 @@ def _versions(against: Sequence[str]) -> dict[str, str]:
         found["transformers"] = version("transformers")
         found["torch"] = version("torch")
     return found
-
-
-def _load_average() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

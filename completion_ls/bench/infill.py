@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from completion_ls.bench import sandbox
 from completion_ls.bench.infill_figures import Kind, Result, edit_similarity
-from completion_ls.config.settings import Settings
+from completion_ls.config.settings import Lines, Settings
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded
 from completion_ls.engines.contract import Job
@@ -31,7 +31,6 @@ from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.prompt.build import Prompt, PromptBuilder
 
-Lines = Literal["auto", "single", "multi"]
 FIELDS = ("task_id", "prompt", "canonical_solution", "suffix", "test", "entry_point")
 WINDOW = 1 << 20
 """Characters of a document that are seen on each side: all."""

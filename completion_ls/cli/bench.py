@@ -22,6 +22,7 @@ from completion_ls.bench.engine_figures import OURS, Sizes, notes
 from completion_ls.bench.engine_figures import rows as engine_rows
 from completion_ls.bench.figures import Summary, cost_rows, rows, summarize
 from completion_ls.bench.llama_cpp import PeerError, PeerTimes
+from completion_ls.bench.load_average import load_average
 from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.plot import write_plot
 from completion_ls.bench.replay import replay as run_replay
@@ -74,7 +75,7 @@ def replay(options: argparse.Namespace) -> int:
         print(f"completion-ls bench: {error}", file=sys.stderr)
         return 1
     summary = summarize(session.keystrokes, session.engine_time)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = load_average()
     end = stretch.first + len(stretch.transactions)
     about = {
         "trace": options.trace.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from completion_ls.bench.infill_figures import (
     compared,
     decided,
 )
+from completion_ls.bench.load_average import load_average
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.endpoint import DaemonConfig
@@ -55,7 +55,7 @@ def infill(options: argparse.Namespace) -> int:
                 DaemonConfig.of(settings), lambda text, _: bar.update(task, description=text)
             )
             try:
-                began, load_before = time.perf_counter(), _load()
+                began, load_before = time.perf_counter(), load_average()
                 measured = measure(
                     Writer(loaded, settings),
                     problems,
@@ -78,7 +78,7 @@ def infill(options: argparse.Namespace) -> int:
         "model": loaded.name,
         "fim": loaded.prompts.fim.name if loaded.prompts.fim else None,
         "seconds": took,
-        "load_averages": [load_before, _load()],
+        "load_averages": [load_before, load_average()],
         "own_lines_passed": measured.own_lines_passed,
         "suffix_in_prompt": _below(measured),
     }
@@ -166,10 +166,6 @@ def _below(measured: Measured) -> dict[str, tuple[int, int]]:
             count, of = found.get(result.kind, (0, 0))
             found[result.kind] = count + result.below, of + 1
     return found
-
-
-def _load() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _percent(one: Estimate) -> str:

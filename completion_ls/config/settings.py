@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Lines = Literal["auto", "single", "multi"]
+"""How many lines a suggestion may have."""
+
 
 class Section(BaseModel):
     """What all sections share: unknown keys are errors, values are checked."""
@@ -105,7 +108,7 @@ class CompletionSettings(Section):
     """Nucleus sampling; has no effect at temperature 0."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seed of the sampling."""
-    lines: Literal["auto", "single", "multi"] = "auto"
+    lines: Lines = "auto"
     """One line or several; `auto` offers several on an empty line and at the start of a block."""
     max_lines: Annotated[int, Field(ge=1, le=200)] = 12
     """Most lines of one suggestion."""

@@ -55,10 +55,11 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
     guessing = _draft_folder(config, progress)
     engine = _engine(config, local.folder, guessing, progress)
     remark = SLOW if _is_slow(engine) else ""
-    names = [fim.name for fim in fitting(tokenizer)] if config.model.format == "auto" else []
-    if len(names) > 1:
-        prompts = _best_format(engine, [PromptBuilder(tokenizer, name, ends) for name in names])
-    if prompts.fim and not _fills_in(engine, prompts):
+    surprise = _trial(engine)
+    if surprise and config.model.format == "auto":
+        others = [PromptBuilder(tokenizer, fim.name, ends) for fim in fitting(tokenizer)[1:]]
+        prompts = _best_format(surprise, [prompts, *others])
+    if surprise and prompts.fim and not _fills_in(surprise, prompts):
         if config.model.format == "auto":
             prompts = PromptBuilder(tokenizer, "plain", ends)
             _log.info("%s is prompted without its FIM tokens: it does better so", local.name)
@@ -102,11 +103,8 @@ def _is_slow(engine: Engine) -> bool:
     return isinstance(engine, TorchCpuEngine) and not engine.is_compiled
 
 
-def _fills_in(engine: Engine, prompts: PromptBuilder) -> bool:
-    """Whether the model has a use for its FIM tokens, as far as that was tried."""
-    surprise = _trial(engine)
-    if surprise is None:
-        return True
+def _fills_in(surprise: Surprise, prompts: PromptBuilder) -> bool:
+    """Whether the model has a use for its FIM tokens, as far as that could be tried."""
     try:
         return fills_in(prompts, surprise)
     except ValueError:  # the model has no such tokens
@@ -116,10 +114,9 @@ def _fills_in(engine: Engine, prompts: PromptBuilder) -> bool:
         return True
 
 
-def _best_format(engine: Engine, candidates: list[PromptBuilder]) -> PromptBuilder:
-    """The one that suits the model, as far as that was tried; else the first."""
-    surprise = _trial(engine)
-    if surprise is None:
+def _best_format(surprise: Surprise, candidates: list[PromptBuilder]) -> PromptBuilder:
+    """The one that suits the model, as far as that could be tried; else the first."""
+    if len(candidates) == 1:
         return candidates[0]
     try:
         return best_format(candidates, surprise)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+
+from completion_ls.config.settings import Lines
 
 _PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
 _QUOTES = "\"'`"
@@ -50,9 +51,7 @@ class Offer:
     replace_after: int
 
 
-def choose_mode(
-    before_line: str, after_line: str, setting: Literal["auto", "single", "multi"]
-) -> Mode:
+def choose_mode(before_line: str, after_line: str, setting: Lines) -> Mode:
     """The mode for a cursor between these two parts of its line."""
     if setting != "auto":
         return Mode.LINE if setting == "single" else Mode.BLOCK

@@ -358,11 +358,11 @@ def follow_change(
     document = server.workspace.text_documents.get(unquote(uri))
     if server.suggester is None or not isinstance(document, Document) or not changes:
         return
-    change = changes[-1]  # Neovim gathers what is typed fast
-    if not all(isinstance(one, types.TextDocumentContentChangePartial) for one in changes):
+    partial = [one for one in changes if isinstance(one, types.TextDocumentContentChangePartial)]
+    if len(partial) < len(changes):
         server.suggester.forget(_key(uri))
         return
-    assert isinstance(change, types.TextDocumentContentChangePartial)
+    change = partial[-1]  # Neovim gathers what is typed fast
     text = re.sub("\r\n?", "\n", change.text)
     document.cursor = end = document.locate(change.range.start).behind(text)
     if not server.suggester.follows(_key(uri)):
