@@ -1,0 +1,1 @@
+"""Syntax trees of source text, for the languages that have a grammar here."""
