@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ PYTHON = '''class Klasse:
 def test_a_continued_text_has_the_tree_of_the_whole(cuts: list[int]) -> None:
     ends = [*sorted(cuts), len(PYTHON)]
     text = SyntaxText("python", PYTHON[: ends[0]])
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in itertools.pairwise(ends):
         text.append(PYTHON[start:end])
     assert text.text == PYTHON
     assert str(text.root) == str(SyntaxText("python", PYTHON).root)
