@@ -97,6 +97,16 @@ class PromptSettings(Section):
     """Part of the prompt given to text below the cursor: 0.25 is a quarter."""
 
 
+class ContextSettings(Section):
+    """What the model sees of other files."""
+
+    files: Annotated[bool, Field(strict=True)] = True
+    """Put pieces of other files of the workspace in front of the prompt: of those that were edited or
+    shown, and of those that are imported. Files that git ignores and files of secrets are never read."""
+    exclude: list[str] = []
+    """Patterns as in a `.gitignore` of files that are never read for the completion of others."""
+
+
 class CompletionSettings(Section):
     """What is offered."""
 
@@ -148,6 +158,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     draft: DraftSettings = DraftSettings()
     prompt: PromptSettings = PromptSettings()
+    context: ContextSettings = ContextSettings()
     completion: CompletionSettings = CompletionSettings()
     server: ServerSettings = ServerSettings()
     daemon: DaemonSettings = DaemonSettings()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from completion_ls.daemon.audit import Audit, Output
+from completion_ls.daemon.repository import repository_of
 from completion_ls.engines.contract import Engine, Event, Job, Lane
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.messages import Complete
@@ -46,7 +47,9 @@ class Aside:
         """A keystroke has its first text: compute what the next line needs."""
         line = request.prefix.rfind("\n") + 1
         typed = (len(request.prefix) - line) // STRETCH
-        place = (request.document, request.context, request.prefix[:line], request.suffix, typed)
+        above = request.prefix[:line]
+        repository = repository_of(request)
+        place = (request.document, repository, request.context, above, request.suffix, typed)
         if not request.ahead or place == self._next_line.place:
             return
         prompt = prompts.ahead(
@@ -55,6 +58,7 @@ class Aside:
             context=request.context,
             budget=budget,
             suffix_share=request.suffix_share,
+            repository=repository,
         )
         if self._next_line.job_id is not None:
             engine.cancel(self._next_line.job_id)

@@ -18,6 +18,7 @@ from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded, load
+from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics
 from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
@@ -230,6 +231,7 @@ class Worker(threading.Thread):
                 context=request.context,
                 budget=budget,
                 suffix_share=request.suffix_share,
+                repository=repository_of(request),
             )
             job = Job(
                 id=id,

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp.generator import Generator
 from completion_ls.lsp.situation import Situation, Typed, typed_since
 from completion_ls.lsp.suggestion import Suggestion
@@ -81,6 +82,22 @@ class Ahead:
         if ready and self._wanted(now) and self._generator.known.find(now) is None:
             request = self._generator.warm_up_request(now, ready.max_context)
             self._warming = now.uri, asyncio.create_task(self._warm_up(request))
+
+    def warm_up_with(self, now: Situation, others: Surroundings, done: Callable[[], None]) -> bool:
+        """The same with these other files; `done` is called at the end, unless it is given up. False
+        where no work is wanted ahead."""
+        self.end_warm_up()
+        ready = self._generator.engine.ready
+        if ready is None or not self._wanted(now):
+            return False
+        request = self._generator.warm_up_request(now, ready.max_context, others)
+
+        async def work() -> None:
+            await self._warm_up(request)
+            done()
+
+        self._warming = now.uri, asyncio.create_task(work())
+        return True
 
     def end_warm_up(self, uri: str | None = None) -> None:
         """Stop the warm-up (that of a document, or any). What it computed stays in the daemon."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from completion_ls.config.settings import Settings
+from completion_ls.context.surroundings import NOTHING, Surroundings
 from completion_ls.lsp import rules
+from completion_ls.lsp.documents import clean
 from completion_ls.lsp.known import Known
 from completion_ls.lsp.situation import Situation
 from completion_ls.lsp.suggestion import Lane, Suggestion
 from completion_ls.wire.client import EngineClient, EngineFailed
-from completion_ls.wire.messages import Complete
+from completion_ls.wire.messages import Complete, File
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +26,17 @@ DRAW_TOP_P = 0.95
 class Generator:
     """Begins suggestions and gives them up; those that are finished become known."""
 
-    def __init__(self, engine: EngineClient, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        settings: Settings,
+        others: Callable[[str], Surroundings] = lambda uri: NOTHING,
+    ) -> None:
+        """`others` gives what a document has of other files. It is no part of a situation: what is
+        suggested stays right when they change."""
         self.engine = engine
         self.settings = settings
+        self._others = others
         self.known = Known()
 
     def begin(self, start: Situation, lane: Lane, draw: int = 0) -> Suggestion:
@@ -49,9 +60,12 @@ class Generator:
         if suggestion.answer:
             self.engine.promote(suggestion.answer)
 
-    def warm_up_request(self, now: Situation, max_context: int) -> Complete:
-        """Has the engine compute the prompt that a suggestion at this place will have."""
-        request = self._request(now, "background")
+    def warm_up_request(
+        self, now: Situation, max_context: int, others: Surroundings | None = None
+    ) -> Complete:
+        """Has the engine compute the prompt that a suggestion at this place will have (with these
+        other files, where they are given)."""
+        request = self._request(now, "background", others=others)
         # The prompt gets what the output leaves of the context, and is to be the same.
         room = max(64, min(request.prompt_tokens, max_context - request.max_tokens))
         return request.model_copy(update={"prompt_tokens": room, "max_tokens": 1})
@@ -91,15 +105,23 @@ class Generator:
             engine.cancel(answer, complete=suggestion.finished)
 
     def _request(
-        self, start: Situation, lane: Lane, mode: rules.Mode = rules.Mode.BLOCK
+        self,
+        start: Situation,
+        lane: Lane,
+        mode: rules.Mode = rules.Mode.BLOCK,
+        others: Surroundings | None = None,
     ) -> Complete:
         wanted, prompt = self.settings.completion, self.settings.prompt
+        others = others or self._others(start.uri)
         return Complete(
             id=0,
             document=start.uri,
             prefix=start.before,
             suffix=start.after,
             context=start.context,
+            repository=clean(others.repository),
+            path=clean(others.path),
+            files=[File(path=clean(path), text=text) for path, text in others.files],
             lane=lane,
             prompt_tokens=prompt.max_tokens,
             suffix_share=prompt.suffix_share,

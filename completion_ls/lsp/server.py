@@ -17,10 +17,12 @@ from pygls.lsp.server import LanguageServer
 from completion_ls import __version__
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import resolve
+from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp import messages
 from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean
 from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
 from completion_ls.lsp.notices import Notices
+from completion_ls.lsp.others import Others
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
 from completion_ls.lsp.situation import MOST_CLOSERS, Shown, Situation
@@ -61,6 +63,12 @@ class CompletionServer(LanguageServer):
         self.loading = LoadingProgress(self)
         self.state = EngineState(self)
         self.settings = Settings()
+        self.others = Others(
+            workspace=lambda: self.workspace,
+            resting_place=lambda document: resting_place(document, self.window),
+            warm=self.warm_up_with,
+            settled=self.warm_up,
+        )
         self.suggester: Suggester | None = None
         self.editor_settings: dict[str, object] = {}
         self._in_view = ""
@@ -86,9 +94,10 @@ class CompletionServer(LanguageServer):
         for problem in problems:
             self.notices.show(str(problem), types.MessageType.Error)
         logging.getLogger("completion_ls").setLevel(self.settings.server.log_level.upper())
+        self.others.configure(self.settings)
         if self.suggester is None:
             engine = self._new_engine(DaemonConfig.of(self.settings))
-            self.suggester = Suggester(engine, self.settings)
+            self.suggester = Suggester(engine, self.settings, self.others.files)
             engine.warm_up()
         elif self.settings != before:
             self.suggester.change(settings=self.settings)
@@ -140,6 +149,7 @@ class CompletionServer(LanguageServer):
         """Hang up on the daemon."""
         if self._switching:
             self._switching.cancel()
+        self.others.close()
         if self.suggester:
             self.suggester.end_all()
             await self.suggester.engine.close()
@@ -200,7 +210,8 @@ class CompletionServer(LanguageServer):
         document = self.workspace.text_documents.get(self._in_view)
         if position and isinstance(document, Document):
             document.cursor = document.locate(position)
-        self.warm_up()
+        if not isinstance(document, Document) or not self.others.shown(document):
+            self.warm_up()
 
     def warm_up(self) -> None:
         """Have the prompt computed for the place in the document in view where the next key probably
@@ -212,6 +223,16 @@ class CompletionServer(LanguageServer):
         situation = self.situation(document, place, place)
         if has_enough_text(situation):
             self.suggester.warm_up(situation)
+
+    def warm_up_with(
+        self, document: Document, others: Surroundings, done: Callable[[], None]
+    ) -> bool:
+        """Have the prompt of a document computed with other files than it has now; `done` is called
+        when it is. False where nothing is worked on ahead."""
+        if self.suggester is None:
+            return False
+        place = resting_place(document, self.window)
+        return self.suggester.warm_up_with(self.situation(document, place, place), others, done)
 
     @property
     def window(self) -> int:
@@ -274,6 +295,10 @@ def create_server() -> CompletionServer:
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     async def configuration_changed(params: types.DidChangeConfigurationParams) -> None:
         await change_configuration(server, params)
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)
+    async def folders_changed(_: types.DidChangeWorkspaceFoldersParams) -> None:
+        server.others.start_anew()
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: types.DidOpenTextDocumentParams) -> None:
@@ -356,6 +381,8 @@ def follow_change(
     """End a suggestion that a change disagrees with. The cursor is taken to be behind the change, or
     before closers at its end: editors insert "()" at once and stay between the two."""
     document = server.workspace.text_documents.get(unquote(uri))
+    if isinstance(document, Document):
+        server.others.used(document)
     if server.suggester is None or not isinstance(document, Document) or not changes:
         return
     partial = [one for one in changes if isinstance(one, types.TextDocumentContentChangePartial)]
@@ -387,6 +414,7 @@ async def inline_items(
         return []
     manual = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
     start = end = document.cursor = document.locate(position)
+    server.others.used(document)
     chosen = context.selected_completion_info
     if chosen is not None:
         # The suggest widget is open on an item: continue as if it had been accepted already.
@@ -494,6 +522,7 @@ async def ask(
 
 def forget(server: CompletionServer, uri: str) -> None:
     """A document was closed."""
+    server.others.closed(uri)
     if server.suggester:
         server.suggester.close(_key(uri))
 

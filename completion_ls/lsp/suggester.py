@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from completion_ls.config.settings import Settings
+from completion_ls.context.surroundings import NOTHING, Surroundings
 from completion_ls.lsp.ahead import Ahead
 from completion_ls.lsp.alternatives import Alternatives
 from completion_ls.lsp.generator import Generator
@@ -26,8 +27,14 @@ LINGER_S = 0.03
 class Suggester:
     """The suggestions of one editor window."""
 
-    def __init__(self, engine: EngineClient, settings: Settings) -> None:
-        self._generator = Generator(engine, settings)
+    def __init__(
+        self,
+        engine: EngineClient,
+        settings: Settings,
+        others: Callable[[str], Surroundings] = lambda uri: NOTHING,
+    ) -> None:
+        """`others` gives what a document has of other files."""
+        self._generator = Generator(engine, settings, others)
         self._known = self._generator.known
         self._ahead = Ahead(self._generator)
         self._alternatives = Alternatives(self._generator)
@@ -91,6 +98,11 @@ class Suggester:
         live = self._live.get(now.uri)
         if not live or live.finished or not live.usable:
             self._ahead.warm_up(now)
+
+    def warm_up_with(self, now: Situation, others: Surroundings, done: Callable[[], None]) -> bool:
+        """Have the prompt at a place computed with these other files; `done` is called when it is,
+        and not when a key came before. False where no work is done ahead of the user."""
+        return self._ahead.warm_up_with(now, others, done)
 
     def follows(self, uri: str) -> bool:
         """Whether a document has anything that a change could end."""

@@ -32,14 +32,22 @@ class Hello(Message):
     token: str = ""
 
 
+class File(Message):
+    """A text of another file, by its path in the repository; LF line ends."""
+
+    path: str
+    text: str
+
+
 class Complete(Message):
     """Continue `prefix` (text before the cursor). Answered by Chunks and one Done, or one Error.
 
     The texts are windows of the document cut by the front; line ends are LF. `id` is chosen by the
     front and unique on its connection. `context` is text that stands before the document (notebook
     cells above). The prompt has at most `prompt_tokens`, of which `suffix_share` may be the suffix.
-    `stop_at_line` ends the job at its first line end. With `ahead`, what the next line will need is
-    computed afterwards, while nobody waits.
+    `files` are other files of the folder `repository`, where this document is at `path`; the prompt
+    takes those that fit its share for them. `stop_at_line` ends the job at its first line end. With
+    `ahead`, what the next line will need is computed afterwards, while nobody waits.
     """
 
     type: Literal["complete"] = "complete"
@@ -48,6 +56,9 @@ class Complete(Message):
     prefix: str
     suffix: str
     context: str = ""
+    repository: str = ""
+    path: str = ""
+    files: list[File] = []
     lane: Literal["key", "manual", "background"] = "key"
     prompt_tokens: Annotated[int, Field(ge=64)] = 2048
     suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25

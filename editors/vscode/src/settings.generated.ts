@@ -16,6 +16,8 @@ export const KEYS: readonly string[] = [
   "draft.max_tokens",
   "prompt.max_tokens",
   "prompt.suffix_share",
+  "context.files",
+  "context.exclude",
   "completion.max_tokens",
   "completion.temperature",
   "completion.top_p",

@@ -1,0 +1,195 @@
+"""Which files may be read for the completion of another one.
+
+A file must lie in a folder of the workspace, also where its symbolic links lead; neither git's
+ignore files nor the user's own patterns may match it, and its name must not be one that secrets
+have. The same holds for a document that is open in the editor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from completion_ls.context.surroundings import MAX_LENGTH
+
+SECRETS = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc"),
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.ppk", "*.asc", "*.gpg", "*.der", "*.ovpn"),
+    *("*.jks", "*.keystore", "*.truststore", "*.kdb", "*.kdbx", "*.keychain*"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "authorized_keys", "known_hosts"),
+    *(
+        "*credential*",
+        "secret.*",
+        "secrets.*",
+        "*.secret",
+        "*.secrets",
+        "*_secret.*",
+        "*_secrets.*",
+    ),
+    *("*-secret.*", "*-secrets.*", ".git-credentials", ".htpasswd", ".pgpass", ".my.cnf"),
+    *("*service-account*.json", "*service_account*.json", "*client_secret*", "local.settings.json"),
+    *(".dockercfg", ".dockerconfigjson", "*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.*"),
+    *("*password*.txt", "passwords.*", "kubeconfig", ".vault*", "*.vault"),
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".git", ".hg", ".svn"),
+)
+"""Names, in small letters, of files and folders that hold secrets, or nothing that is code."""
+
+_PRIVATE_KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY")
+_IGNORE_FILE = ".gitignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a file stands in the workspace."""
+
+    folder: int
+    """Which folder of the workspace, from 0."""
+    path: str
+    """In the folder, with `/`."""
+
+
+class Permitted:
+    """The rules for the folders of one workspace. For one thread."""
+
+    def __init__(self, folders: Sequence[Path], exclude: Sequence[str]) -> None:
+        """`exclude` are patterns as in a .gitignore at the top of each folder. Raises ValueError where
+        one cannot be read."""
+        self._folders = [_real(folder) for folder in folders]
+        self._exclude = GitIgnoreSpec.from_lines(exclude)
+        self._specs: dict[Path, tuple[object, GitIgnoreSpec | None]] = {}
+
+    def place(self, file: Path) -> Place | None:
+        """Where a file stands, whether it may be read or not; None outside the workspace."""
+        real = _real(file)
+        inside = [folder for folder in self._folders if folder in real.parents]
+        if not inside:
+            return None
+        folder = max(inside, key=lambda one: len(one.parts))
+        return Place(self._folders.index(folder), real.relative_to(folder).as_posix())
+
+    def allows(self, file: Path) -> bool:
+        """Whether the file may be read."""
+        real, named = _real(file), _absolute(file)
+        return self._allows(real) and (named == real or self._allows_name(named))
+
+    def folder(self, place: Place) -> Path:
+        """The folder of a place."""
+        return self._folders[place.folder]
+
+    def path(self, place: Place) -> Path:
+        """The file at a place."""
+        return self.folder(place) / place.path
+
+    def _allows(self, real: Path) -> bool:
+        place = self.place(real)
+        if place is None or _is_secret(place.path):
+            return False
+        return not self._is_ignored(self._folders[place.folder], real)
+
+    def _allows_name(self, named: Path) -> bool:
+        """The same for the name of a symbolic link, or a path over one."""
+        if _is_secret(named.name):
+            return False
+        inside = [folder for folder in self._folders if folder in named.parents]
+        return not inside or not self._is_ignored(
+            max(inside, key=lambda one: len(one.parts)), named
+        )
+
+    def _is_ignored(self, folder: Path, file: Path) -> bool:
+        path = file.relative_to(folder)
+        for part in [*reversed(path.parents[:-1]), path]:
+            if self._exclude.match_file(part.as_posix() + ("/" if part != path else "")):
+                return True
+        top = _repository(folder)
+        inner = file.relative_to(top)
+        # What a folder that is ignored holds is ignored: no pattern brings it back.
+        return any(
+            self._git_ignores(top, top / part, is_folder=part != inner)
+            for part in [*reversed(inner.parents[:-1]), inner]
+        )
+
+    def _git_ignores(self, top: Path, file: Path, *, is_folder: bool) -> bool:
+        """Whether git ignores this one file or folder: the nearest file of patterns decides."""
+        for folder, patterns in self._sources(top, file):
+            spec = self._spec(patterns)
+            name = file.relative_to(folder).as_posix() + ("/" if is_folder else "")
+            found = spec.check_file(name).include if spec else None
+            if found is not None:
+                return found
+        return False
+
+    def _sources(self, top: Path, file: Path) -> Iterator[tuple[Path, Path]]:
+        """Folders and the files of patterns for them, the nearest first."""
+        for folder in file.parents:
+            yield folder, folder / _IGNORE_FILE
+            if folder == top:
+                break
+        yield top, top / ".git" / "info" / "exclude"
+        settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+        yield top, Path(settings).expanduser() / "git" / "ignore"
+
+    def _spec(self, patterns: Path) -> GitIgnoreSpec | None:
+        """The patterns of a file as it is now."""
+        try:
+            now = patterns.stat()
+        except OSError:
+            return None
+        stamp = now.st_mtime_ns, now.st_size, now.st_ino
+        known = self._specs.get(patterns)
+        if known is None or known[0] != stamp:
+            known = self._specs[patterns] = stamp, _read_patterns(patterns)
+        return known[1]
+
+
+def read_text(file: Path) -> str | None:
+    """The text of a file; None where it is none, or too much, or cannot be read."""
+    try:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(file.stat().st_mode):
+            return None
+        with file.open("rb") as stream:
+            data = stream.read(MAX_LENGTH + 1)
+        text = data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if len(data) <= MAX_LENGTH and is_code(text) else None
+
+
+def is_code(text: str) -> bool:
+    """Whether a text may be taken for code, and is not too long: no binary data, no private key."""
+    return len(text) <= MAX_LENGTH and "\0" not in text and not _PRIVATE_KEY.search(text)
+
+
+def _is_secret(path: str) -> bool:
+    return any(
+        fnmatchcase(part, pattern) for part in path.lower().split("/") for pattern in SECRETS
+    )
+
+
+def _repository(folder: Path) -> Path:
+    """The top of the git repository in which a folder lies; else the folder."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+
+
+def _read_patterns(file: Path) -> GitIgnoreSpec:
+    """The patterns of a file; where it cannot be understood it ignores all."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return GitIgnoreSpec.from_lines(lines)
+    except (OSError, ValueError):
+        return GitIgnoreSpec.from_lines(["*"])
+
+
+def _absolute(file: Path) -> Path:
+    return Path(os.path.abspath(file))  # noqa: PTH100 - without following links
+
+
+def _real(file: Path) -> Path:
+    return Path(os.path.realpath(file))
