@@ -36,6 +36,7 @@ _BEFORE = frozenset(
 _AROUND = frozenset(
     ("decorated_definition", "export_statement", "template_declaration", "ambient_declaration")
 )
+_KINDS = frozenset(("leaf", "container", "group"))
 _NAME = re.compile(r"\w+")
 
 
@@ -69,7 +70,8 @@ class _Definition:
     start: int
     end: int
     """In bytes."""
-    container: bool
+    kind: str
+    """`leaf`, `container` or `group`, as in the queries."""
     names: set[str]
     owners: set[str]
     members: list[_Definition] = field(default_factory=list)
@@ -104,9 +106,9 @@ def _definitions(language: str, root: Node) -> list[_Definition]:
     """The definitions of a file, those in functions left out."""
     found: dict[tuple[int, int], _Definition] = {}
     for match in trees.matches(queries.definitions(language), root):
-        container = "container" in match
-        [node, *_] = match["container" if container else "leaf"]
-        one = found.setdefault((node.start_byte, -node.end_byte), _definition(node, container))
+        [kind] = match.keys() & _KINDS
+        [node, *_] = match[kind]
+        one = found.setdefault((node.start_byte, -node.end_byte), _definition(node, kind))
         for name in match.get("name", []):
             *outer, inner = _NAME.findall(_text(name)) or [""]
             if "operator" not in outer and inner:
@@ -121,8 +123,9 @@ def _definitions(language: str, root: Node) -> list[_Definition]:
             open.pop()
         if not open:
             top.append(one)
-        elif open[-1].container:
-            one.owners |= open[-1].names or open[-1].owners
+        elif open[-1].kind != "leaf":
+            if open[-1].kind == "container":
+                one.owners |= open[-1].names or open[-1].owners
             open[-1].members.append(one)
         else:
             continue
@@ -130,7 +133,7 @@ def _definitions(language: str, root: Node) -> list[_Definition]:
     return top
 
 
-def _definition(node: Node, container: bool) -> _Definition:
+def _definition(node: Node, kind: str) -> _Definition:
     outer = node
     while outer.parent and outer.parent.type in _AROUND:
         outer = outer.parent
@@ -143,7 +146,7 @@ def _definition(node: Node, container: bool) -> _Definition:
         first = before.start_point.row
         before = before.prev_sibling
     return _Definition(
-        first, _end(outer), node.start_byte, node.end_byte, container, names=set(), owners=set()
+        first, _end(outer), node.start_byte, node.end_byte, kind, names=set(), owners=set()
     )
 
 
@@ -160,7 +163,8 @@ def _divided(
         if start > at:
             spans += _blocks(lines, at, start)
         at = _behind_blanks(lines, end, last)
-        if _length(lines, start, at) <= MAX_CHUNK or not one.members:
+        short = one.kind != "group" and _length(lines, start, at) <= MAX_CHUNK
+        if short or not one.members:
             spans += _pieces(lines, start, at)
             continue
         head = max(start, one.members[0].first)

@@ -1,7 +1,8 @@
 """What defines a name, and what imports, as tree-sitter queries for each language.
 
-`leaf` is a definition that is a whole, `container` one with members; both have a `name`, or none. `owner`
-is the type to which a definition belongs that stands outside of it.
+`leaf` is a definition that is a whole, `container` one with members, and `group` what others stand in
+that have nothing to do with each other. They have a `name`, or none. `owner` is the type to which a
+definition belongs that stands outside of it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TYPESCRIPT = (
     _JAVASCRIPT
     + """
 (abstract_class_declaration name: (_) @name) @container
-(internal_module name: (_) @name) @container
+(internal_module name: (_) @name) @group
 (public_field_definition name: (_) @name) @leaf
 (abstract_method_signature name: (_) @name) @leaf
 (interface_declaration name: (_) @name) @leaf
@@ -77,8 +78,8 @@ _C_COMMON = """
 (type_definition type: (struct_specifier name: (_) @name)) @leaf
 (preproc_def name: (_) @name) @leaf
 (preproc_function_def name: (_) @name) @leaf
-(preproc_ifdef) @container
-(preproc_if) @container
+(preproc_ifdef) @group
+(preproc_if) @group
 """
 _C = (
     _C_COMMON
@@ -91,8 +92,8 @@ _CPP = (
     + """
 (struct_specifier name: (_) @name body: (_)) @container
 (class_specifier name: (_) @name body: (_)) @container
-(namespace_definition) @container
-(linkage_specification) @container
+(namespace_definition) @group
+(linkage_specification) @group
 (function_definition
   declarator: (reference_declarator (function_declarator declarator: (_) @name))) @leaf
 (declaration declarator: (reference_declarator (function_declarator declarator: (_) @name))) @leaf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _NAME = re.compile(r"[^\W\d]\w*")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?(?:(?![A-Z])[^\W\d_])+")
 _COMMON = frozenset(
     """
     and any assert async await bool boolean break case catch char class const continue def

@@ -172,7 +172,15 @@ class ScriptedWorker:
     def submit(self, peer: Hashable, request: Complete) -> None:
         line = request.prefix[request.prefix.rfind("\n") + 1 :]
         draw = _draw(request)
-        self._script.note("complete", id=request.id, lane=request.lane, line=line, draw=draw)
+        self._script.note(
+            "complete",
+            id=request.id,
+            lane=request.lane,
+            line=line,
+            draw=draw,
+            path=request.path,
+            files=[[file.path, file.text] for file in request.files],
+        )
         job = asyncio.create_task(self._answer(peer, request))
         self._jobs[peer, request.id] = job
         job.add_done_callback(lambda _: self._jobs.pop((peer, request.id), None))

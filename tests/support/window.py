@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as t
@@ -118,14 +119,15 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
 
 
 @asynccontextmanager
-async def window(environment: dict[str, str], *arguments: str) -> AsyncIterator[Window]:
-    """A client with a server process of its own, not yet initialized."""
+async def window(
+    environment: dict[str, str], *arguments: str, program: Path | None = None
+) -> AsyncIterator[Window]:
+    """A client with a server process of its own (that of a program), not yet initialized."""
+    own = (sys.executable, "-m", "completion_ls")
     client = make_test_lsp_client()
     found = Window(client, environment)
     await client.start_io(
-        sys.executable,
-        "-m",
-        "completion_ls",
+        *((str(program),) if program else own),
         "--stdio",
         *arguments,
         env={**os.environ, **environment},
