@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 from completion_ls.config.settings import EngineSettings
 from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
+from completion_ls.daemon.repository import repository_of
 from completion_ls.engines.contract import Event, Job
 from completion_ls.engines.torch_cpu import TorchCpuEngine
-from completion_ls.prompt.build import PromptBuilder
-from completion_ls.wire.messages import Complete
+from completion_ls.prompt.build import ALMOST, PromptBuilder
+from completion_ls.wire.messages import Complete, File
 from support.tiny_model import write_tiny_model
 
 BUDGET = 256
@@ -144,3 +145,33 @@ def test_a_failed_job_is_forgotten(engine: TorchCpuEngine, prompts: PromptBuilde
     assert aside.busy
     aside.drop(7)
     assert not aside.busy
+
+
+def test_other_files_stand_in_the_prompt_that_is_computed_ahead(
+    engine: TorchCpuEngine, prompts: PromptBuilder
+) -> None:
+    aside = Aside(audit_every=0)
+    other = File(path="other.py", text="def add(one, two):\n    return one + two\n")
+
+    def with_files(prefix: str) -> Complete:
+        files = {"repository": "work", "path": "a.py", "files": [other]}
+        return request(prefix).model_copy(update=files)
+
+    def job(id: int, prefix: str) -> Job:
+        repository = repository_of(with_files(prefix))
+        prompt = prompts.build(
+            prefix, "", context="", budget=BUDGET, suffix_share=0.25, repository=repository
+        )
+        alone = prompts.build(prefix, "", context="", budget=BUDGET, suffix_share=0.25)
+        assert prompt.ids[:8] != alone.ids[:8]  # the file stands in front
+        return Job(id, prompt.ids, 4, unfinished=prompt.unfinished)
+
+    ahead = 0
+    for number in range(20, 40):
+        typed = "".join(LINES[:number]) + LINES[number][:-1]
+        run(engine, job(3 * number, typed))
+        aside.served(engine, prompts, with_files(typed), BUDGET, 3 * number + 1)
+        ahead += aside.busy
+        finish(engine, aside)
+        assert run(engine, job(3 * number + 2, typed + "\n")).computed <= ALMOST
+    assert ahead

@@ -15,7 +15,7 @@ from completion_ls.daemon.worker import Outgoing, Published, Worker
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.prompt.build import ALMOST
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Chunk, Complete, Done, Error
+from completion_ls.wire.messages import Chunk, Complete, Done, Error, File
 from support.tiny_model import write_tiny_model
 
 LINES = [f"value_{n} = add(values[{n}], {n * n})\n" for n in range(60)]
@@ -128,3 +128,16 @@ def test_jobs_that_are_cancelled_at_once_harm_nobody(running: Running) -> None:
     figures = running.idle()
     assert figures["jobs"] == figures["jobs_awaited"] == count + 1
     assert count - 50 < figures["jobs_cancelled"] <= count  # some may have been served in time
+
+
+def test_other_files_are_a_part_of_the_prompt(running: Running) -> None:
+    files = [File(path="other.py", text="def add(one, two):\n    return one + two\n")]
+
+    def prompt_tokens(**more: Any) -> int:
+        done = running.end_of(running.submit("x = add(", **more))
+        assert isinstance(done, Done)
+        return done.reused + done.computed
+
+    alone = prompt_tokens()
+    assert prompt_tokens(repository="work", path="a.py", files=files) > alone + 10
+    assert prompt_tokens(repository="work", path="a.py") == alone
