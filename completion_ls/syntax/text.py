@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from copy import copy
+
 from tree_sitter import Node, Point, Tree
 
 from completion_ls.syntax.languages import parser
+
+MOST = 8000
+"""Characters that are read on each side of a cursor: a few milliseconds of work."""
+
+_AT_TOP = re.compile(r"^[^\W\d]", re.MULTILINE)
 
 
 class SyntaxText:
@@ -45,6 +53,21 @@ class SyntaxText:
         self._bytes += added
         self.tree.edit(before, before, before + len(added), end, end, _end(self._bytes))
         self.tree = self._parser.parse(self._bytes, self.tree)
+
+    def extended(self, text: str) -> SyntaxText:
+        """Another text, which begins with this one and goes on with more."""
+        longer = copy(self)
+        longer.tree = self.tree.copy()
+        longer.append(text)
+        return longer
+
+
+def tail_of(before: str) -> str | None:
+    """The end of a long text, from a line on that begins at column 0; None where no line does."""
+    if len(before) <= MOST:
+        return before
+    found = _AT_TOP.search(before, before.find("\n", len(before) - MOST) + 1)
+    return before[found.start() :] if found else None
 
 
 def _end(data: bytes) -> Point:
