@@ -25,7 +25,7 @@ from completion_ls.bench.infill_figures import Kind, Result, edit_similarity
 from completion_ls.config.settings import Lines, Settings
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded
-from completion_ls.engines.contract import Job
+from completion_ls.engines.contract import Finish, Job
 from completion_ls.lsp.rules import choose_mode
 from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
@@ -163,6 +163,8 @@ class Writer:
 
     loaded: Loaded
     settings: Settings
+    was_cut: bool = False
+    """Whether the last text was ended by the limit of tokens."""
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def prompt(self, arm: Arm, before: str, after: str) -> Prompt:
@@ -193,11 +195,13 @@ class Writer:
             unfinished=word,
         )
         engine.add(job)
+        self.was_cut = False
         try:
             while True:
                 for event in engine.step():
                     if event.job_id != job.id:
                         continue
+                    self.was_cut = event.finish is Finish.LENGTH
                     yield text.add(event.tokens, last=event.finish is not None)
                     if event.finish is not None:
                         return
@@ -270,7 +274,7 @@ def _written(
 ) -> dict[Lines | None, Shown]:
     """What comes of one text of the model with these settings of `completion.lines`."""
     line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-    start = Situation("file:///infill.py", line, column, before, after, WINDOW)
+    start = Situation("file:///infill.py", line, column, before, after, WINDOW, language="python")
     most = writer.settings.completion.max_lines
     suggestions = {}
     for lines in wanted:
@@ -288,6 +292,7 @@ def _written(
                 break
     found: dict[Lines | None, Shown] = {None: Shown(first_line(raw), 0)}
     for lines, suggestion in suggestions.items():
+        suggestion.cut = writer.was_cut and not suggestion.finished
         suggestion.finished = True
         found[lines] = suggestion.shown_at(start) or Shown("", 0)
     return found

@@ -98,6 +98,7 @@ class Generator:
                 if suggestion.strayed():
                     suggestion.ended = True
                     break
+            suggestion.cut = bool(answer.done and answer.done.finish == "length")
             # Without room for it nothing was computed; whoever has come to wait begins again.
             suggestion.ended |= bool(answer.done and answer.done.finish == "no_room")
             suggestion.finished = not suggestion.ended

@@ -13,8 +13,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from completion_ls.config.settings import Lines
+from completion_ls.lsp.repetition import (
+    sure_loop,
+    sure_loop_in_line,
+    unending,
+    without_far_below,
+    without_loop,
+)
+
+if TYPE_CHECKING:
+    from completion_ls.syntax.blocks import Reading
 
 _PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
 _QUOTES = "\"'`"
@@ -26,9 +37,16 @@ _OPENER = re.compile(
 )
 _CLOSER_WORDS = {"end", "endif", "endfunction", "endwhile", "fi", "done", "esac", "until"}
 _MIDDLE_WORDS = {"else", "elif", "elsif", "elseif", "rescue", "ensure"}
+_LABEL = re.compile(r"([A-Za-z_]\w*)(?: (?:slots|Q_SLOTS))?\s*:(?![:=])")
+_IF, _ENDIF = re.compile(r"\s*#\s*if"), re.compile(r"\s*#\s*endif")
+_STATEMENT = re.compile(r"(?:def|class|return|import|from|while|with|try|@)\b")
 _FENCE = "```"
 _MOST_CLOSERS = 200
 """So many closers right of the cursor are looked at; no code has more, but a line of commas may."""
+_NEXT_LINES = 20
+"""So many lines below the cursor are compared with what is offered."""
+_WHOLE_FROM = 40
+"""Characters of a line from which on only whole words of it are offered, since the text may be cut."""
 _UNIT = 4
 """Columns of one level of indentation where a file shows none."""
 
@@ -60,36 +78,65 @@ def choose_mode(before_line: str, after_line: str, setting: Lines) -> Mode:
     return Mode.BLOCK if not before_line.strip() or _opens(before_line) else Mode.LINE
 
 
-def stop(raw: str, *, before: str, mode: Mode, max_lines: int) -> int | None:
+def stop(
+    raw: str, *, before: str, after: str = "", language: str = "", mode: Mode, max_lines: int
+) -> int | None:
     """Where raw text is to be cut because the suggestion is complete; None when more is wanted.
 
-    More raw text never changes an answer that is not None. `before` is the text left of the cursor.
+    More raw text never changes an answer that is not None. `before` and `after` are the text left
+    and right of the cursor; in a `language` with a grammar (an id of LSP) the syntax decides.
     """
+    loop = sure_loop(raw)
+    raw = raw[:loop]
     ends = [raw.find(_FENCE)]
     if mode is Mode.LINE:
         ends.append(raw.find("\n"))
     else:
-        extent = _block(raw, before, max_lines=max_lines, ended=False)
+        place = _Place(before, after, language)
+        extent = _block(raw, place, max_lines=max_lines, ended=False)
         ends.append(extent.end if extent.complete else -1)
-    return min((end for end in ends if end >= 0), default=None)
+    return min((end for end in ends if end >= 0), default=loop)
 
 
-def offer(raw: str, *, before: str, after: str, mode: Mode, finished: bool) -> Offer | None:
+def offer(
+    raw: str,
+    *,
+    before: str,
+    after: str,
+    language: str = "",
+    mode: Mode,
+    finished: bool,
+    cut: bool = False,
+) -> Offer | None:
     """What is offered for the raw text (cut by `stop`) between `before` and `after`.
 
     With `finished` False the raw text may go on. The text of such an offer is a prefix of the text
     of every later one, and None when the last one may be None.
+
+    `cut`: the text is finished because it had to end (by the limit of tokens), in an unfinished
+    line. Of several lines that one is not offered; of a single one only whole words are, but for
+    the first characters, which are offered as soon as they come. So while text may go on, an
+    unfinished line is only offered when no other stands before it.
     """
     typed = before[before.rfind("\n") + 1 :]
     rest, _, below = after.partition("\n")
     rest = rest.rstrip()
-    next_line = next((line.rstrip() for line in below.split("\n") if line.strip()), "")
+    lines_below = _lines_below(below)
+    next_line = lines_below[0] if lines_below else ""
 
-    raw = _cut(_plain(raw, finished), before, rest, mode, finished)
-    lines = _indented(raw.split("\n"), before, after)
+    raw = _plain(raw, finished)
+    taken = _cut(raw, _Place(before, after, language), rest, mode, finished and not cut)
+    unfinished = taken == raw and (not finished or cut or sure_loop_in_line(raw) == len(raw))
+    lines = _indented(taken.split("\n"), before, after)
     lines[0] = typed + lines[0]  # whole lines from here on
-    lines = _without_loop(lines, finished)
+    if unfinished and finished:
+        lines = _whole(lines, typed, finished)
+    count = len(lines)
+    lines = without_loop(lines, finished)
     lines = _without_below(lines, typed, next_line, finished)
+    lines = _without_far_below(lines, typed, lines_below, before, after, finished)
+    if unfinished and not finished and len(lines) == count:
+        lines = _whole(lines, typed, finished)
     if lines and _has_body(lines[0], next_line, _style_around(before, after).unit):
         lines = lines[:1]
     text = "\n".join(lines)[len(typed) :].rstrip()
@@ -110,6 +157,30 @@ def type_through(offered_start_text: str, typed: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """The text around the cursor, and its language."""
+
+    before: str
+    after: str
+    language: str
+
+    def reading(self, lines: list[str]) -> Reading | None:
+        """What the syntax says behind these whole lines; None where it says nothing."""
+        if not self.language:
+            return None
+        from completion_ls.syntax import blocks  # not before `initialize` is answered
+
+        return blocks.read(self.language, self.before, tuple(lines))
+
+    def closes_further(self, reading: Reading) -> bool:
+        """Whether the innermost open bracket, which stands above, is closed below the cursor."""
+        from completion_ls.syntax import blocks
+
+        closed = blocks.closed_below(self.language, self.after)
+        return closed is None or len(reading.brackets) <= closed
+
+
+@dataclass(frozen=True)
 class _Extent:
     """How much of a raw text surely belongs to the block, and whether the block is complete."""
 
@@ -117,14 +188,18 @@ class _Extent:
     complete: bool
 
 
-def _block(raw: str, before: str, *, max_lines: int | None, ended: bool) -> _Extent:
-    """The block that the raw text continues, by indentation.
+def _block(raw: str, place: _Place, *, max_lines: int | None, ended: bool) -> _Extent:
+    """The block that the raw text continues, by its syntax and its indentation.
 
     Under a line that opens a block, lines at its own indentation are outside, but for closers. In
     other places lines at the cursor's indentation are inside; at column 0 a blank line ends them,
     unless it stands in a deeper body. `ended` says that no more text comes, so that the
     last line is whole.
+
+    Where there is a grammar, indentation has no say in a line that begins in a bracket, string or
+    comment, and a bracket that is open at the end of the cursor's line ends the block with its closer.
     """
+    before = place.before
     typed = before[before.rfind("\n") + 1 :]
     lines = raw.split("\n")
     style = _style(before, "", lines)
@@ -135,30 +210,80 @@ def _block(raw: str, before: str, *, max_lines: int | None, ended: bool) -> _Ext
     if not typed.strip() and lines[0].strip():
         base = _first_columns(lines[0], before, style)
     at_top = not opened and base == 0
-    sure = start = first = 0
+    sure = start = first = own = 0
     last = ""  # the last line with text
     gap = False  # a blank line follows it
     for number, line in enumerate(lines):
         whole = ended or number < len(lines) - 1
         text, columns = line.strip(), _columns(_blanks(line), style.unit)
         at_border = number > 0 and columns == base
+        above = place.reading(lines[:number]) if number else None
+        if number == 1 and opened and above and above.opened_since(0):
+            own = len(above.brackets)
+        held = above is not None and _is_held(above, text, place, columns <= base)
+        closes = False  # a bracket that stands above the cursor's line
         if text:
             outside = opened or (at_top and gap)
             inside = not outside or _closes(text, whole) if at_border else columns > base
+            if held:
+                inside = True
+            elif above and number > 0:
+                if text[0] in ")]}" and above.brackets:
+                    closes = inside = not place.closes_further(above)
+                elif not inside:
+                    inside = _is_no_end(text, place, lines[:number], whole)
             if number > 0 and not inside:
                 return _Extent(sure, complete=inside is not None)
             first = first if last else number
             sure, last, gap = start + len(line), line if number else typed + line, False
-        elif last and whole:
+        elif last and whole and not held:
             gap = True
             if at_top and not _blanks(last) and not _opens(last):
                 return _Extent(sure, complete=True)
-        closed = bool(text) and opened and at_border and not _goes_on(text)
+        closed = closes or (opened and at_border and not own and not held)
+        if own and above and whole and len(above.brackets) >= own:
+            below = place.reading(lines[: number + 1])
+            closed |= below is not None and len(below.brackets) < own
+        closed = closed and bool(text) and not _goes_on(text)
         full = bool(last) and max_lines is not None and number - first + 1 >= max_lines
         if whole and (closed or full):
             return _Extent(sure, complete=True)
         start += len(line) + 1
     return _Extent(sure, complete=False)
+
+
+def _is_held(above: Reading, text: str, place: _Place, shallow: bool) -> bool:
+    """Whether a line belongs to the text whatever its indentation, by what is open where it begins."""
+    if above.literal or above.continued or above.opened_since(1):
+        return True
+    if not above.opened_since(0):
+        return False
+    # It stands in the cursor's line, perhaps left of it.
+    if above.brackets[-1].closer == "}" or text[:1] in tuple(")]}"):
+        return True
+    right = place.after.partition("\n")[0].strip()
+    return not (right or (shallow and _STATEMENT.match(text)))
+
+
+def _is_no_end(text: str, place: _Place, lines: list[str], whole: bool) -> bool | None:
+    """Whether a line belongs to a block although it is not indented like it: for the preprocessor,
+    an access specifier, a label. None: not known before the line goes on."""
+    language = place.language
+    if language == "python":
+        return False
+    if language in ("c", "cpp") and text[0] == "#":
+        word = text[1:].split()[:1]
+        if not whole and (not word or text.endswith(word[0])):
+            return None
+        opened = sum(bool(_IF.match(line)) - bool(_ENDIF.match(line)) for line in lines)
+        middle = word[0] if word else ""
+        if middle in ("endif", "else", "elif") and opened <= 0:
+            return not re.search(r"^\s*#\s*endif", place.after, re.MULTILINE)
+        return True
+    found = _LABEL.match(text)
+    if found and found[1] not in ("case", "default"):
+        return True if whole or not text.endswith(":") else None
+    return None if not whole and re.fullmatch(r"[A-Za-z_]\w*(?: \w*)?\s*", text) else False
 
 
 def _opens(line: str) -> bool:
@@ -193,11 +318,11 @@ def _plain(raw: str, finished: bool) -> str:
     return raw if finished else raw.rstrip("`")
 
 
-def _cut(raw: str, before: str, rest: str, mode: Mode, finished: bool) -> str:
+def _cut(raw: str, place: _Place, rest: str, mode: Mode, finished: bool) -> str:
     """One line where the mode or text right of the cursor wants it, else what the block has."""
     if mode is Mode.LINE or rest.strip(_CLOSING):
         return raw.partition("\n")[0]
-    return raw[: _block(raw, before, max_lines=None, ended=finished).end]
+    return raw[: _block(raw, place, max_lines=None, ended=finished).end]
 
 
 # Indentation
@@ -316,20 +441,40 @@ def _has_body(line: str, next_line: str, tab: int) -> bool:
     return _opens(line) and deeper > deep
 
 
-def _without_loop(lines: list[str], finished: bool) -> list[str]:
-    """Up to the first of three or more equal lines; those that may become such are held back."""
-    for number, (a, b, c) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
-        if a == b == c and _says_something(a):
-            return lines[: number + 1]
-    if not finished and len(lines) > 1:
-        *_, previous, last = lines
-        if _says_something(previous) and previous.startswith(last):
-            return lines[:-2] if lines[-3:-2] == [previous] else lines[:-1]
-    return lines
+def _whole(lines: list[str], typed: str, finished: bool) -> list[str]:
+    """Without the last line, which is unfinished; where no other has text, what is sure of it."""
+    *others, last = lines
+    own = 0 if others else len(typed)
+    if others and (others[0][len(typed) :].strip() or any(line.strip() for line in others[1:])):
+        return others
+    word = re.search(r"\w*$", last)
+    size = max(word.start() if word else 0, own + _WHOLE_FROM)
+    loop = unending(last[own:], finished=finished)
+    return [*others, last[: size if loop is None else min(size, own + loop)]]
 
 
-def _says_something(line: str) -> bool:
-    return any(character.isalpha() for character in line)
+def _lines_below(below: str) -> list[str]:
+    """The next lines that are not blank."""
+    lines = below.split("\n", 2 * _NEXT_LINES)
+    return [line.rstrip() for line in lines[: 2 * _NEXT_LINES] if line.strip()][:_NEXT_LINES]
+
+
+def _without_far_below(
+    lines: list[str], typed: str, below: list[str], before: str, after: str, finished: bool
+) -> list[str]:
+    """Up to where the lines repeat what stands below in the same block, but not at its start."""
+    first = 0 if not typed.strip() else 1
+    if len(lines) <= first or not lines[first].strip():
+        return lines
+    unit = _style_around(before, after).unit
+    level = _columns(_blanks(lines[first]), unit)
+    block: list[str] = []
+    for line in below:
+        columns = _columns(_blanks(line), unit)
+        if columns < level or (not block and columns > level):
+            break
+        block.append(line)
+    return without_far_below(lines, first, block, before, finished) if block else lines
 
 
 def _without_below(lines: list[str], typed: str, below: str, finished: bool) -> list[str]:

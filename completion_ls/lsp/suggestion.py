@@ -33,6 +33,8 @@ class Suggestion:
     """Of each token that the model gave, the natural-log probability under the model itself."""
     finished: bool = False
     """It is complete: by the rules, or because the model ended it."""
+    cut: bool = False
+    """It is finished because it had as many tokens as it may have: its last line is not whole."""
     failure: EngineFailed | None = None
     ended: bool = False
     """It was given up: nobody is to begin with it again."""
@@ -69,7 +71,12 @@ class Suggestion:
             # stands on it to write there.
             self.raw = BLANK_LINES.sub("", self.raw)
         cut = rules.stop(
-            self.raw, before=self.start.before, mode=self.mode, max_lines=self.max_lines
+            self.raw,
+            before=self.start.before,
+            after=self.start.after,
+            language=self.start.language,
+            mode=self.mode,
+            max_lines=self.max_lines,
         )
         if cut is not None:
             self.raw = self.raw[:cut]
@@ -95,8 +102,10 @@ class Suggestion:
                 self.raw,
                 before=self.start.before,
                 after=self.start.after,
+                language=self.start.language,
                 mode=self.mode,
                 finished=self.finished,
+                cut=self.cut,
             )
             self._offer = (*key, offer)
         return self._offer[2]
@@ -136,6 +145,18 @@ class Suggestion:
             return None
         covered = len(typed.closers) if _contains_in_order(rest, typed.closers) else 0
         return Shown(rest, offer.replace_after + covered if covered == len(typed.closers) else 0)
+
+    def whole_lines_at(self, now: Situation) -> Shown | None:
+        """The whole lines of that; None where none is sure yet. They replace nothing right of the
+        cursor."""
+        offer, shown = self.offer(), self.shown_at(now)
+        if offer is None or shown is None or shown.replace_after:
+            return None
+        text = shown.text
+        # Right of the cursor stands what the last line may still be fitted to.
+        if self.start.after_line.strip() or self.raw.count("\n") <= offer.text.count("\n"):
+            text = text.rpartition("\n")[0].rstrip()
+        return Shown(text, 0) if text.strip() else None
 
     def is_taken_over(self, cursor: Situation) -> bool:
         """Whether a cursor stands inside of the text that was shown, or where all of it was

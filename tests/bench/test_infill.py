@@ -144,6 +144,7 @@ class Scripted:
     def __init__(self, suffix: str, bare: str, free: str) -> None:
         self.texts = {1: suffix, 2: bare, 3: free, 4: free}
         self.settings = Settings()
+        self.was_cut = False
         self.asked = list[int]()
         self.read = 0
 

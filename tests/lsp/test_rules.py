@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from completion_ls.lsp.rules import Mode, Offer, choose_mode, offer, stop, type_through
+from completion_ls.syntax.languages import LANGUAGES
 
 Setting = Literal["auto", "single", "multi"]
 MAX_LINES = 12
@@ -24,11 +25,20 @@ class Case:
     raw: str
     result: str | None = None
     setting: Setting = "auto"
+    language: str = ""
+    """Where there is one, the syntax has a say."""
+    cut: bool = False
+    """The token limit ended the raw text."""
 
 
 def cases() -> list[Case]:
-    files = sorted((Path(__file__).parent / "golden").glob("*.toml"))
-    return [Case(**case) for f in files for case in tomllib.loads(f.read_text("utf-8"))["case"]]
+    """All cases; those of a file are in its `language`, or in one of their own."""
+    found = []
+    for file in sorted((Path(__file__).parent / "golden").glob("*.toml")):
+        table = tomllib.loads(file.read_text("utf-8"))
+        language = {"language": table.get("language", "")}
+        found += [Case(**language | case) for case in table["case"]]
+    return found
 
 
 CASES = cases()
@@ -38,38 +48,57 @@ def mode_of(before: str, after: str, setting: Setting = "auto") -> Mode:
     return choose_mode(before.rpartition("\n")[2], after.partition("\n")[0], setting)
 
 
-def answer(raw: str, before: str, after: str, mode: Mode, *, ended: bool) -> Offer | None:
-    """What a front offers once this much raw text has come; `ended`: no more will."""
-    cut = stop(raw, before=before, mode=mode, max_lines=MAX_LINES)
-    done = ended or cut is not None
-    return offer(raw[:cut], before=before, after=after, mode=mode, finished=done)
+def answer(
+    raw: str,
+    before: str,
+    after: str,
+    mode: Mode,
+    language: str = "",
+    *,
+    ended: bool,
+    cut: bool = False,
+) -> Offer | None:
+    """What a front offers once this much raw text has come; `ended`: no more will, with `cut` because
+    of the token limit."""
+    end = stop(raw, before=before, after=after, language=language, mode=mode, max_lines=MAX_LINES)
+    return offer(
+        raw[:end],
+        before=before,
+        after=after,
+        language=language,
+        mode=mode,
+        finished=ended or end is not None,
+        cut=cut and end is None,
+    )
 
 
 def accepted(before: str, after: str, offered: Offer) -> str:
     return before + offered.text + after[offered.replace_after :]
 
 
-def check_streaming(raw: str, before: str, after: str, mode: Mode) -> None:
-    """One character at a time: every offer is a prefix of the next; none where the last is none."""
+def check_streaming(raw: str, before: str, after: str, mode: Mode, language: str = "") -> None:
+    """One character at a time: every offer is a prefix of the next, and of what is offered where the
+    text ends or is cut; none where the last is none."""
     shown = ""
     for size in range(len(raw) + 1):
-        now = answer(raw[:size], before, after, mode, ended=False)
+        now = answer(raw[:size], before, after, mode, language, ended=False)
         if now is not None:
             assert now.text.startswith(shown)
             shown = now.text
         else:
             assert not shown
-    last = answer(raw, before, after, mode, ended=True)
-    assert (last.text if last else "").startswith(shown)
+    for cut in (False, True):
+        last = answer(raw, before, after, mode, language, ended=True, cut=cut)
+        assert (last.text if last else "").startswith(shown)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_golden(case: Case) -> None:
     before, after = case.buffer.split("‸")
     mode = mode_of(before, after, case.setting)
-    offered = answer(case.raw, before, after, mode, ended=True)
+    offered = answer(case.raw, before, after, mode, case.language, ended=True, cut=case.cut)
     assert (accepted(before, after, offered) if offered else None) == case.result
-    check_streaming(case.raw, before, after, mode)
+    check_streaming(case.raw, before, after, mode, case.language)
 
 
 def test_there_are_enough_cases_with_different_names() -> None:
@@ -187,10 +216,19 @@ WORDS = [
     "return x",
     "if x:",
     "...",
+    "0, 0, ",
+    "aaa",
+    "#if",
+    "#endif",
+    "private:",
+    "\\",
+    "// ",
+    "a_very_long_line(with_some_arguments, and_more)",
     "é",
     "🥸",
 ]
 SIGNS = ["(", ")", "[", "]", "{", "}", "<", ">", '"', "'", "`", "```", ";", ",", ":", "):", " => "]
+SIGNS += ['"""', "'''", "/*", "*/", "${", 'r#"', '"#', 'R"(', ')"', "# ", "<a>"]
 BLANKS = [
     " ",
     "\r\n",
@@ -212,6 +250,7 @@ pieces = st.sampled_from(WORDS + SIGNS + BLANKS)
 raws = st.lists(pieces, max_size=14).map("".join)
 lines_around = st.lists(pieces, max_size=8).map("".join)
 modes = st.sampled_from(Mode)
+languages = st.sampled_from(["", *sorted(LANGUAGES)])
 
 
 @st.composite
@@ -225,22 +264,33 @@ def close_raws(draw: st.DrawFn) -> tuple[str, str, str]:
     return "".join(parts), before, after
 
 
-@given(raws, raws, lines_around, modes, st.integers(1, 4))
+@settings(deadline=None)
+@given(raws, raws, lines_around, lines_around, languages, modes, st.integers(1, 4))
 def test_stop_is_not_contradicted_by_more_text(
-    raw: str, more: str, before: str, mode: Mode, max_lines: int
+    raw: str, more: str, before: str, after: str, language: str, mode: Mode, max_lines: int
 ) -> None:
-    cut = stop(raw, before=before, mode=mode, max_lines=max_lines)
+    place = {"before": before, "after": after, "language": language}
+    cut = stop(raw, mode=mode, max_lines=max_lines, **place)
     assume(cut is not None)
-    assert stop(raw + more, before=before, mode=mode, max_lines=max_lines) == cut
+    assert stop(raw + more, mode=mode, max_lines=max_lines, **place) == cut
 
 
 @pytest.mark.long
-@settings(max_examples=400)
-@given(close_raws(), modes)
+@settings(max_examples=400, deadline=None)
+@given(close_raws(), modes, languages)
 def test_offers_of_growing_text_are_prefixes_of_the_last(
-    texts: tuple[str, str, str], mode: Mode
+    texts: tuple[str, str, str], mode: Mode, language: str
 ) -> None:
-    check_streaming(*texts, mode)
+    check_streaming(*texts, mode, language)
+
+
+@pytest.mark.long
+@settings(deadline=None)  # a tree for each character
+@given(st.lists(raws, min_size=1, max_size=3), st.integers(2, 9), lines_around, modes, languages)
+def test_offers_of_text_that_repeats_itself_only_grow(
+    parts: list[str], times: int, before: str, mode: Mode, language: str
+) -> None:
+    check_streaming(parts[0] + "".join(parts[1:]) * times + parts[-1], before, "", mode, language)
 
 
 def is_subsequence(part: str, whole: str) -> bool:
@@ -249,13 +299,13 @@ def is_subsequence(part: str, whole: str) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=400)
-@given(close_raws(), modes, st.booleans())
+@settings(max_examples=400, deadline=None)
+@given(close_raws(), modes, languages, st.booleans(), st.booleans())
 def test_accepting_loses_nothing_of_the_user(
-    texts: tuple[str, str, str], mode: Mode, ended: bool
+    texts: tuple[str, str, str], mode: Mode, language: str, ended: bool, cut: bool
 ) -> None:
     raw, before, after = texts
-    offered = answer(raw, before, after, mode, ended=ended)
+    offered = answer(raw, before, after, mode, language, ended=ended, cut=ended and cut)
     assume(offered is not None)
     assert offered is not None
     assert offered.text.strip()
