@@ -122,6 +122,11 @@ class CompletionSettings(Section):
     """One line or several; `auto` offers several on an empty line and at the start of a block."""
     max_lines: Annotated[int, Field(ge=1, le=200)] = 12
     """Most lines of one suggestion."""
+    in_comments: Annotated[bool, Field(strict=True)] = True
+    """Offer suggestions in comments, too, where they were not asked for by hand."""
+    in_strings: Annotated[bool, Field(strict=True)] = True
+    """Offer suggestions in strings (docstrings are strings), too, where they were not asked for by
+    hand."""
     ahead: Annotated[bool, Field(strict=True)] = True
     """While nobody waits, prepare what comes after accepting a suggestion, and the prompt of the
     document in view."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp.generator import Generator
+from completion_ls.lsp.occasion import allows
 from completion_ls.lsp.situation import Situation, Typed, typed_since
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.wire.client import Answer, EngineFailed
@@ -155,7 +156,7 @@ class Ahead:
         return (
             settings.completion.ahead
             and self._generator.engine.ready is not None  # nothing is started for this
-            and place.language not in settings.server.disabled_languages
+            and allows(settings, place)
         )
 
     async def _warm_up(self, request: Complete) -> None:

@@ -22,6 +22,7 @@ from completion_ls.lsp import messages
 from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean
 from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
 from completion_ls.lsp.notices import Notices
+from completion_ls.lsp.occasion import has_enough_text, is_wanted
 from completion_ls.lsp.others import Others
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
@@ -40,8 +41,6 @@ CHARACTERS_PER_TOKEN = 8
 SWITCH_S = 1.0
 MAX_WINDOW = 400_000
 """Most characters of a window, so that every message fits a frame."""
-LEAST_TEXT = 10
-"""With fewer characters before the cursor nothing is offered by itself: it would be noise."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -405,9 +404,10 @@ async def inline_items(
     uri: str,
     position: types.Position,
     context: types.InlineCompletionContext,
-    partial: Callable[[types.InlineCompletionItem], None] = lambda item: None,
+    partial: Callable[[types.InlineCompletionItem], None] | None = None,
 ) -> list[types.InlineCompletionItem]:
-    """The items for a position; `partial` is called with the item as it grows."""
+    """The items for a position; `partial` is called with the item as it grows. Without it, the item
+    may be the first lines of what comes."""
     server.supersede("inline", uri)
     document = server.document(uri)
     if document is None:
@@ -431,17 +431,18 @@ async def inline_items(
         )
 
     def grown(shown: Shown) -> None:
-        if server.is_current(document, seen):
+        if partial and server.is_current(document, seen):
             partial(item(shown))
 
-    shown = await ask(server, situation, grown)
+    shown = await ask(server, situation, grown if partial else None)
     if not server.is_current(document, seen):
         raise JsonRpcRequestCancelled("The document changed; ask again.")
     if shown is None:
         return []
     items = [item(shown)]
     if manual and chosen is None:
-        partial(items[0])  # the others take their time
+        if partial:
+            partial(items[0])  # the others take their time
         others = await server.configured().alternatives(situation, shown)
         if not server.is_current(document, seen):
             raise JsonRpcRequestCancelled("The document changed; ask again.")
@@ -510,8 +511,7 @@ async def ask(
     server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
 ) -> Shown | None:
     """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
-    disabled = situation.language in server.settings.server.disabled_languages
-    if (disabled or not has_enough_text(situation)) and not situation.manual:
+    if not is_wanted(situation, server.settings):
         return None
     try:
         return await server.configured().suggest(situation, partial)
@@ -525,11 +525,6 @@ def forget(server: CompletionServer, uri: str) -> None:
     server.others.closed(uri)
     if server.suggester:
         server.suggester.close(_key(uri))
-
-
-def has_enough_text(situation: Situation) -> bool:
-    """Whether a suggestion that nobody asked for would be more than noise."""
-    return len((situation.context + situation.before).strip()) >= LEAST_TEXT
 
 
 def resting_place(document: Document, window: int) -> Place:

@@ -24,6 +24,8 @@ export const KEYS: readonly string[] = [
   "completion.seed",
   "completion.lines",
   "completion.max_lines",
+  "completion.in_comments",
+  "completion.in_strings",
   "completion.ahead",
   "completion.debounce_ms",
   "server.completion_items",
