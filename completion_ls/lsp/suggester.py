@@ -22,6 +22,8 @@ from completion_ls.wire.client import EngineClient
 
 LINGER_S = 0.03
 """A generation goes on for so long after the last request for it was cancelled."""
+ENOUGH_S = 0.15
+"""Who cannot be given text while it grows waits no longer than this for lines after the first."""
 
 
 class Suggester:
@@ -61,6 +63,9 @@ class Suggester:
     ) -> Shown | None:
         """The text to show at `now`; `partial` is called with what is there meanwhile.
 
+        Without `partial`, and where nobody asked by hand, that may be the first lines only: the rest
+        is there when it is asked for again, here or behind what was accepted of it.
+
         Raises EngineFailed. Cancelling the caller stops the engine, unless somebody typed along.
         """
         request = self._newest[now.uri] = object()
@@ -71,8 +76,10 @@ class Suggester:
             is_there = bool(suggestion.raw)  # it was being prepared
         else:
             is_there = bool(suggestion.finished or suggestion.shown)
-        not_before = asyncio.get_running_loop().time() + self._patience_s(now, is_there)
-        while not await self._follow(suggestion, now, partial, not_before):
+        began = asyncio.get_running_loop().time()
+        not_before = began + self._patience_s(now, is_there)
+        enough_at = None if partial or now.manual else max(not_before, began + ENOUGH_S)
+        while not await self._follow(suggestion, now, partial, not_before, enough_at):
             # Only for the newest request: the place of an older one is no longer there.
             if self._newest.get(now.uri) is not request:
                 return None
@@ -80,9 +87,11 @@ class Suggester:
             suggestion = self._at_hand(now) or self._begin(now)
         if not computes:
             self.engine.answered_without_pass()
-        shown = suggestion.shown_at(now)
+        shown = suggestion.shown_at(now) if suggestion.finished else suggestion.whole_lines_at(now)
         if self._newest.get(now.uri) is request:
-            if shown:
+            if shown and not suggestion.finished:
+                suggestion.shown = now, shown
+            elif shown:
                 suggestion.shown = now, shown
                 self._ahead.prepare(now.accepting(shown))
             elif now.before_line.strip() and not now.after_line.strip():
@@ -187,9 +196,11 @@ class Suggester:
         now: Situation,
         partial: Callable[[Shown], None] | None,
         not_before: float,
+        enough_at: float | None,
     ) -> bool:
-        """Wait for a suggestion's end. False when it was given up, or as soon as it turns out to
-        disagree with what was typed."""
+        """Wait for a suggestion's end; from `enough_at` on, its first whole line will do, and the
+        generation goes on. False when it was given up, or as soon as it turns out to disagree with
+        what was typed."""
         typed = suggestion.typed_at(now)
         assert typed is not None
         suggestion.waiters += 1
@@ -211,7 +222,13 @@ class Suggester:
                     partial(shown)
                     suggestion.shown = now, shown
                     last = shown
-                await suggestion.progress(held_s if held_s > 0 else None)
+                until = not_before if held_s > 0 else None
+                if enough_at is not None and suggestion.whole_lines_at(now):
+                    if clock() >= enough_at:
+                        suggestion.cursor = now  # nobody waits for the rest, but it is wanted
+                        return True
+                    until = enough_at
+                await suggestion.progress(None if until is None else max(0.0, until - clock()))
         finally:
             self._leave(suggestion)
 

@@ -167,7 +167,8 @@ def test_ghost_text_is_shown_typed_along_and_accepted(emacs: Emacs, script: Scri
 
 
 def test_several_lines_in_a_file_with_crlf(emacs: Emacs, script: Script) -> None:
-    script.say("def area(width, height):", "\n    size = width * height", "\n    return size")
+    body = "\n    size = width * height\n    return size"
+    script.say("def area(width, height):", body)  # at once: Emacs would get the first line early
     file = emacs.open("area.py", b"import math\r\n\r\n")
     emacs.type("def area(width, height):")
     emacs.wait_for_ghost("size = width * height\nreturn size")

@@ -11,7 +11,7 @@ import pytest
 from completion_ls.config.settings import CompletionSettings, ServerSettings, Settings
 from completion_ls.lsp import ahead, suggester
 from completion_ls.lsp.rules import Offer
-from completion_ls.lsp.situation import Situation
+from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.wire.client import EngineFailed
 from completion_ls.wire.messages import Ready
 from support.session import AREA, BODY, URI, Session, at, settle, text_of
@@ -464,3 +464,86 @@ async def test_the_line_below_one_that_was_typed_to_its_end_is_prepared(session:
     session.suggester.changed([at(AREA + BODY + ";")], 1)
     await settle()
     assert session.engine.cancels[-1] == (1, False)
+
+
+# The first whole line
+
+
+@pytest.fixture
+def first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for more than the first whole line."""
+    monkeypatch.setattr(suggester, "ENOUGH_S", 0.0)
+
+
+async def begin(session: Session, now: Situation) -> asyncio.Task[Shown | None]:
+    """Ask as a client does that cannot be given text while it grows."""
+    task = asyncio.create_task(session.suggester.suggest(now))
+    await settle()
+    return task
+
+
+@pytest.mark.usefixtures("first_line")
+async def test_who_gets_no_parts_gets_the_first_line_and_then_the_rest(session: Session) -> None:
+    task = await begin(session, at(AREA))
+    session.engine.say(0, "size = width")
+    await settle()
+    assert not task.done()
+    session.engine.say(0, " * height\n    ret")
+    assert text_of(await task) == "size = width * height"
+    await settle()
+    assert session.engine.cancels == []  # it goes on, and nothing is prepared meanwhile
+    assert len(session.engine.requests) == 1
+    accepted = AREA + "size = width * height"
+    session.suggester.changed([at(accepted)], 21)
+    session.engine.finish(0, "urn size\n")
+    await settle()
+    assert await session.known(at(accepted)) == "\n    return size"
+    assert await session.known(at(AREA)) == "size = width * height\n    return size"
+
+
+@pytest.mark.usefixtures("first_line")
+async def test_text_that_disagrees_with_the_first_line_ends_the_rest(alone: Session) -> None:
+    task = await begin(alone, at(AREA))
+    alone.engine.say(0, "size = 1\n")
+    assert text_of(await task) == "size = 1"
+    alone.suggester.changed([at(AREA + "x")], 1)
+    await settle()
+    assert alone.engine.cancels == [(0, False)]
+
+
+@pytest.mark.usefixtures("first_line")
+async def test_by_hand_and_with_parts_one_waits_for_the_whole(alone: Session) -> None:
+    task = await begin(alone, at(AREA, manual=True))
+    alone.engine.say(0, "size = 1\n    return size\n")
+    await settle()
+    assert not task.done()
+    alone.engine.finish(0)
+    assert text_of(await task) == "size = 1\n    return size"
+    task = alone.ask(at(AREA + "b = "))
+    await settle()
+    alone.engine.say(1, "1")
+    await settle()
+    assert not task.done()
+
+
+@pytest.mark.usefixtures("first_line")
+async def test_a_line_that_replaces_text_right_of_the_cursor_waits(alone: Session) -> None:
+    task = await begin(alone, at("area(", ")"))
+    alone.engine.say(0, "\n    1,\n    2,\n")
+    assert text_of(await task) == "\n    1,"
+    alone.suggester.forget(URI)
+    task = await begin(alone, at("f(area(", "))"))
+    alone.engine.say(1, "1),\n  2")
+    await settle()
+    assert not task.done()
+
+
+async def test_a_line_that_the_limit_cut_is_not_offered_behind_others(alone: Session) -> None:
+    task = alone.ask(at(AREA))
+    await settle()
+    alone.engine.finish(0, "size = width\n    return si", why="length")
+    assert text_of(await task) == "size = width"
+    task = alone.ask(at("x = "))
+    await settle()
+    alone.engine.finish(1, "width_of(the_first_of_all_that_there_are, the_sec", why="length")
+    assert text_of(await task) == "width_of(the_first_of_all_that_there_are,"

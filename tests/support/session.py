@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from completion_ls.config.settings import CompletionSettings, Settings
 from completion_ls.lsp import suggester
@@ -50,13 +50,13 @@ class ScriptedEngine(EngineClient):
     def say(self, job: int, text: str) -> None:
         self.answers[job].chunks.put_nowait(Chunk(id=job, text=text, reused=0, computed=0))
 
-    def finish(self, job: int, text: str = "") -> None:
+    def finish(self, job: int, text: str = "", why: Literal["stop", "length"] = "stop") -> None:
         self.say(job, text)
         self._answers.pop(job, None)
         self.answers[job].chunks.put_nowait(
             Done(
                 id=job,
-                finish="stop",
+                finish=why,
                 reused=0,
                 computed=0,
                 generated=1,
