@@ -25,6 +25,7 @@ def isolate(folder: Path) -> dict[str, str]:
     return {
         "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
         "COMPLETION_LS_LOG_DIR": str(folder / "log"),
+        "COMPLETION_LS_STATE_DIR": str(folder / "state"),
         "COMPLETION_LS_CONFIG": str(folder / "config.toml"),
         **({"COMPLETION_LS_CACHE_DIR": CACHE} if CACHE else {}),
     }

@@ -1,4 +1,4 @@
-"""`completion-ls status`: the figures of every running daemon of this user."""
+"""`completion-ls status`: the figures of every running daemon of this user, and what was accepted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import time
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from completion_ls.lsp import count_file
 from completion_ls.wire.connection import Connection, NoDaemon, Refused
 from completion_ls.wire.endpoint import Endpoint
 from completion_ls.wire.messages import GetStatus, Status
@@ -20,7 +21,7 @@ REFRESH_S = 0.5
 
 
 def show(*, as_json: bool, watch: bool) -> int:
-    """Print a table (or JSON) for each daemon; 1 where none runs."""
+    """Print a table (or JSON) for each daemon, and what was accepted; 1 where no daemon runs."""
     console = Console()
     if watch:
         with Live(console=console, auto_refresh=False) as live:
@@ -30,15 +31,17 @@ def show(*, as_json: bool, watch: bool) -> int:
     found = asyncio.run(collect())
     if as_json:
         print(json.dumps(found, indent=2))
-    elif found:
-        console.print(_render(found))
     else:
-        console.print("No engine daemon is running; an editor or `completion-ls demo` starts one.")
+        if not found:
+            console.print(
+                "No engine daemon is running; an editor or `completion-ls demo` starts one."
+            )
+        console.print(_render(found))
     return 0 if found else 1
 
 
 async def collect() -> list[dict[str, Any]]:
-    """The figures of every daemon that answers."""
+    """The figures of every daemon that answers, with the counts of its model as `suggestions`."""
     found = []
     for endpoint in Endpoint.all():
         try:
@@ -55,14 +58,40 @@ async def collect() -> list[dict[str, Any]]:
         except TimeoutError:
             pass
         connection.close()
+    counts = count_file.read()
+    for figures in found:
+        if figures.get("model") in counts:
+            figures["suggestions"] = counts[figures["model"]]
     return found
 
 
-def _render(found: list[dict[str, Any]]) -> Table:
+def _render(found: list[dict[str, Any]]) -> Group:
+    counts = count_file.read()
+    return Group(*([_daemons(found)] if found else []), *([_suggestions(counts)] if counts else []))
+
+
+def _daemons(found: list[dict[str, Any]]) -> Table:
     table = Table(title="completion-ls", show_header=False)
     for figures in found:
         for name, value in figures.items():
-            table.add_row(name.replace("_", " "), _readable(name, value))
+            if name != "suggestions":  # they have a table of their own
+                table.add_row(name.replace("_", " "), _readable(name, value))
+        table.add_section()
+    return table
+
+
+def _suggestions(counts: dict[str, dict[str, Any]]) -> Table:
+    """What was accepted, by model: daemons come and go."""
+    table = Table(title="suggestions", show_header=False, caption=str(count_file.place()))
+    for model, numbers in counts.items():
+        table.add_row("model", model)
+        for name in (count_file.SINCE, *count_file.NAMES):
+            table.add_row(name.replace("_", " "), _readable(name, numbers.get(name, 0)))
+        for judged, kept in zip(count_file.JUDGED, count_file.KEPT, strict=True):
+            if numbers.get(judged):
+                share = numbers.get(kept, 0) / numbers[judged]
+                name = kept.replace("characters_kept", "kept")
+                table.add_row(name.replace("_", " "), _readable("_share", share))
         table.add_section()
     return table
 

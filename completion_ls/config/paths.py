@@ -37,6 +37,14 @@ def log_dir() -> Path:
     )
 
 
+def state_dir() -> Path:
+    """Folder for the counts of what was accepted ($COMPLETION_LS_STATE_DIR)."""
+    return Path(
+        os.environ.get("COMPLETION_LS_STATE_DIR")
+        or platformdirs.user_state_dir(APP, appauthor=False)
+    )
+
+
 def runtime_dir() -> Path:
     """The private folder of sockets, locks and tokens ($COMPLETION_LS_RUNTIME_DIR); made when missing.
 

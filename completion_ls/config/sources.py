@@ -32,7 +32,7 @@ ENVIRONMENT_PREFIX = "COMPLETION_LS_"
 PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
-FOLDERS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR")
+FOLDERS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR")
 """Variables with our prefix that are no settings (see `paths`)."""
 
 

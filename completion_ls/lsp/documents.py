@@ -35,6 +35,33 @@ class Place:
         return Place(self.line + lines, last if lines else self.column + last)
 
 
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """A range of a document that stays with its text while that is edited (`Document.follow`).
+
+    What is inserted at its edges is outside of it. Where all of it is replaced, or it has become
+    empty and something is inserted there, that is inside: it may be the same text again.
+    """
+
+    start: Place
+    end: Place
+
+    def replaced(self, start: Place, end: Place, stop: Place) -> None:
+        """The text from `start` to `end` gave way to one that ends at `stop`."""
+        is_empty = self.start == self.end
+        if end <= self.start and not (is_empty and start == self.start):
+            self.start = _moved(self.start, end, stop)
+            self.end = _moved(self.end, end, stop)
+        elif start <= self.start and end >= self.end:
+            self.start, self.end = start, stop
+        elif start <= self.start:
+            self.start, self.end = stop, _moved(self.end, end, stop)
+        elif end < self.end:
+            self.end = _moved(self.end, end, stop)
+        elif start < self.end:
+            self.end = start
+
+
 def clean(text: str) -> str:
     """The text as a model gets it: LF line ends, U+FFFD for each half of a surrogate pair.
 
@@ -69,6 +96,7 @@ class Document(TextDocument):
     """Where the last change or request was; it may have been cut off since."""
 
     _held: list[str] | None = None
+    _followed: list[Stretch] | None = None
 
     @property
     def _lines(self) -> list[str]:
@@ -166,6 +194,25 @@ class Document(TextDocument):
             number, column = number + 1, 0
         return "".join(parts)
 
+    def between(self, start: Place, end: Place) -> str:
+        """The text from one place to another; empty where that stands before."""
+        start, end = self._clamped(start), self._clamped(end)
+        if start.line == end.line:
+            return self._lines[start.line][start.column : end.column]
+        inner = self._lines[start.line : end.line]
+        if not inner:
+            return ""
+        inner[0] = inner[0][start.column :]
+        return "".join([*inner, self._lines[end.line][: end.column]])
+
+    def follow(self, stretch: Stretch) -> None:
+        """Have a stretch stay with its text from now on."""
+        self._followed = [*(self._followed or []), stretch]
+
+    def unfollow(self, stretch: Stretch) -> None:
+        """No longer; harmless where it was not followed."""
+        self._followed = [one for one in self._followed or [] if one is not stretch]
+
     def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
         """Apply one incremental or full change. A range beyond the text is clamped, one that is the
         wrong way round is turned."""
@@ -175,20 +222,43 @@ class Document(TextDocument):
             if change.range.end != change.range.start:
                 end = self.locate(change.range.end)
             self._replace(min(start, end), max(start, end), change.text)
+        elif self._followed:
+            self._replace(Place(0, 0), self.end, change.text)
         else:
             self._held = split_lines(change.text)
 
     def _replace(self, start: Place, end: Place, text: str) -> None:
         lines = self._lines
+        moved = self._difference(start, end, text) if self._followed else None
         first, last = start.line, end.line
+        offset = start.column + len(text)
         new = lines[first][: start.column] + text + lines[last][end.column :]
         if new.startswith("\n") and first > 0 and lines[first - 1].endswith("\r"):
             first -= 1  # the CR above and this LF are one line end from now on
+            offset += len(lines[first])
             new = lines[first] + new
         pieces = split_lines(new)
         if last < len(lines) - 1:
             pieces.pop()  # the line end of `last` is the end of the last piece
         lines[first : last + 1] = pieces
+        if moved:
+            begin, finish, same = moved
+            stop = _place_at(pieces, first, offset - same)
+            for stretch in self._followed or []:
+                stretch.replaced(begin, finish, stop)
+
+    def _difference(self, start: Place, end: Place, text: str) -> tuple[Place, Place, int]:
+        """What of a range its replacement changes, and how many characters at the replacement's end
+        are as before: where a whole file comes anew, only what differs is to move anything."""
+        old = self.between(start, end)
+        head = common_length(old, text)
+        if old[head - 1 : head] == "\r" and "\n" in (old[head : head + 1], text[head : head + 1]):
+            head -= 1  # between the two there is no place
+        tail = common_length(old[head:][::-1], text[head:][::-1])
+        if tail and old[len(old) - tail] == "\n":
+            in_front = old[: len(old) - tail][-1:], text[: len(text) - tail][-1:]
+            tail -= "\r" in in_front
+        return _behind(start, old[:head]), _behind(start, old[: len(old) - tail]), tail
 
     def _clamped(self, place: Place) -> Place:
         line = min(max(place.line, 0), len(self._lines) - 1)
@@ -238,6 +308,43 @@ class DocumentWorkspace(Workspace):
             logger.warning("Ignored a change of notebook %s: the client never opened it.", uri)
             return
         super().update_notebook_document(params)
+
+
+def common_length(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _moved(place: Place, end: Place, stop: Place) -> Place:
+    """Where a place at or behind `end` is when the text up to there ends at `stop` instead."""
+    if place.line > end.line:
+        return Place(place.line + stop.line - end.line, place.column)
+    return Place(stop.line, stop.column + place.column - end.column)
+
+
+def _behind(start: Place, text: str) -> Place:
+    """Where a text of a document stops that begins here."""
+    pieces = split_lines(text)
+    last = len(pieces[-1])
+    return Place(start.line + len(pieces) - 1, last if len(pieces) > 1 else start.column + last)
+
+
+def _place_at(lines: list[str], first: int, offset: int) -> Place:
+    """The place of a character in lines of which the first has the number `first`."""
+    number = 0
+    while number < len(lines) - 1 and offset >= len(lines[number]):
+        offset -= len(lines[number])
+        number += 1
+    if offset >= len(lines[number]) and lines[number].endswith(("\n", "\r")):
+        return Place(first + number + 1, 0)
+    return Place(first + number, min(offset, _width(lines[number])))
 
 
 def _width(line: str) -> int:

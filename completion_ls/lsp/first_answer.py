@@ -17,6 +17,8 @@ from completion_ls.lsp.channel import Channel, Malformed
 SERVER_NAME = "completion-ls"
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
 EDITOR_SOURCE = "initializationOptions"
+ACCEPTED_COMMAND = "completionLs.accepted"
+"""What an editor runs when it has accepted an item (messages.py)."""
 
 
 def answer_initialize(item: bytes | Malformed | None, channel: Channel) -> int | str | None:
@@ -59,6 +61,7 @@ def capabilities(client: dict[str, Any], *, completion_items: bool) -> dict[str,
         "textDocumentSync": {"openClose": True, "change": 2, "save": False},
         # Static: Neovim and others do not register it dynamically.
         "inlineCompletionProvider": {},
+        "executeCommandProvider": {"commands": [ACCEPTED_COMMAND]},
         "workspace": {"workspaceFolders": {"supported": True, "changeNotifications": True}},
     }
     if client.get("notebookDocument") is not None:

@@ -12,6 +12,11 @@ fails; any client may ask for the state and the figures with `completionLs/engin
 A client may also say which document the user has come to look at, `completionLs/didShowDocument`:
 its prompt is computed before the first key.
 
+Every item has a command, `completionLs.accepted`, with the item's id as its argument: an editor runs
+it when the item was accepted, as LSP has it, and so it is counted. A client that has `suggestionUse:
+true` beside `engineState` runs no such command, but says more, `completionLs/didUseSuggestion`: also of
+a part that was accepted, and of what was rejected. It says so after the change of the document.
+
 With `wholeSettings: true` beside `engineState`, each `workspace/didChangeConfiguration` has all that
 the client sets: what it leaves out is set no longer, although `initializationOptions` had it.
 """
@@ -23,16 +28,24 @@ from typing import Any, Literal
 import attrs
 from lsprotocol import types
 
+from completion_ls.lsp.first_answer import ACCEPTED_COMMAND
+
 STREAM_INLINE_COMPLETION = "completionLs/streamInlineCompletion"
 PARTIAL_INLINE_COMPLETION = "completionLs/partialInlineCompletion"
 DID_SHOW_DOCUMENT = "completionLs/didShowDocument"
 DID_CHANGE_ENGINE_STATE = "completionLs/didChangeEngineState"
 ENGINE_REPORT = "completionLs/engineReport"
+DID_USE_SUGGESTION = "completionLs/didUseSuggestion"
+ACCEPTED = ACCEPTED_COMMAND
+"""A command, for `workspace/executeCommand`. No client of ours has one of this name."""
 
 CAPABILITIES = "completionLs"
 """Our part of a client's `experimental` capabilities."""
 ENGINE_STATE = "engineState"
 WHOLE_SETTINGS = "wholeSettings"
+SUGGESTION_USE = "suggestionUse"
+
+Action = Literal["accept", "acceptWord", "acceptLine", "reject"]
 
 
 @attrs.define
@@ -115,4 +128,23 @@ class EngineReportRequest:
     id: int | str
     params: EngineReportParams | None = None
     method: str = ENGINE_REPORT
+    jsonrpc: str = "2.0"
+
+
+@attrs.define
+class DidUseSuggestionParams:
+    """`suggestion` is the argument of the item's command. `characters` (code points, a line end counts
+    as one) went into the document just now; left out, the server tells it from the change."""
+
+    suggestion: str
+    action: Action
+    characters: int | None = None
+
+
+@attrs.define
+class DidUseSuggestionNotification:
+    """`completionLs/didUseSuggestion`."""
+
+    params: DidUseSuggestionParams
+    method: str = DID_USE_SUGGESTION
     jsonrpc: str = "2.0"

@@ -62,6 +62,8 @@ class Protocol(LanguageServerProtocol):
             return messages.StreamInlineCompletionRequest
         if method == messages.DID_SHOW_DOCUMENT:
             return messages.DidShowDocumentNotification
+        if method == messages.DID_USE_SUGGESTION:
+            return messages.DidUseSuggestionNotification
         if method == messages.ENGINE_REPORT:
             return messages.EngineReportRequest
         kind: type[Any] | None = super().get_message_type(method)

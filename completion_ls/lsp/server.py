@@ -19,10 +19,12 @@ from completion_ls.config.settings import Settings
 from completion_ls.config.sources import resolve
 from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp import messages
+from completion_ls.lsp.counts import Counts
 from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean
 from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
 from completion_ls.lsp.notices import Notices
 from completion_ls.lsp.occasion import has_enough_text, is_wanted
+from completion_ls.lsp.offers import MENU, Offers
 from completion_ls.lsp.others import Others
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
@@ -61,6 +63,8 @@ class CompletionServer(LanguageServer):
         )
         self.loading = LoadingProgress(self)
         self.state = EngineState(self)
+        self.counts = Counts()
+        self.offers = Offers(self.counts)
         self.settings = Settings()
         self.others = Others(
             workspace=lambda: self.workspace,
@@ -85,6 +89,7 @@ class CompletionServer(LanguageServer):
             workspace.position_encoding,
         )
         self.editor_settings[EDITOR_SOURCE] = params.initialization_options
+        self.offers.is_told = self.client_says(messages.SUGGESTION_USE)
 
     def configure(self) -> None:
         """Read all settings again, and attach to another daemon where they ask for one."""
@@ -145,10 +150,12 @@ class CompletionServer(LanguageServer):
             log.warning("%s", error)
 
     async def close(self) -> None:
-        """Hang up on the daemon."""
+        """Hang up on the daemon, and write what was counted."""
         if self._switching:
             self._switching.cancel()
         self.others.close()
+        self.offers.close()
+        await self.counts.close()
         if self.suggester:
             self.suggester.end_all()
             await self.suggester.engine.close()
@@ -345,6 +352,14 @@ def create_server() -> CompletionServer:
     async def engine_report(_: messages.EngineReportParams | None) -> messages.EngineReport:
         return await server.state.report()
 
+    @server.feature(messages.DID_USE_SUGGESTION)
+    def used(params: messages.DidUseSuggestionParams) -> None:
+        server.offers.used(params.suggestion, params.action, params.characters)
+
+    @server.command(messages.ACCEPTED)
+    def accepted(*given: str) -> None:  # or anything else; pygls takes an `object` for the server
+        server.offers.used(given[0] if given else None, "accept", None)
+
     @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())
     async def completion(params: types.CompletionParams) -> types.CompletionList | None:
         return await completion_items(server, params)
@@ -390,11 +405,13 @@ def follow_change(
         return
     change = partial[-1]  # Neovim gathers what is typed fast
     text = re.sub("\r\n?", "\n", change.text)
-    document.cursor = end = document.locate(change.range.start).behind(text)
-    if not server.suggester.follows(_key(uri)):
-        return  # nothing to end: spare the windows of text
+    begin = document.locate(change.range.start)
+    document.cursor = end = begin.behind(text)
     closers = min(MOST_CLOSERS, len(text) - len(text.rstrip(CLOSERS)))
     places = [Place(end.line, end.column - back) for back in range(closers + 1)]
+    server.offers.changed(document, begin, places, len(text))
+    if not server.suggester.follows(_key(uri)):
+        return  # nothing to end: spare the windows of text
     situations = [server.situation(document, place, place) for place in places]
     server.suggester.changed(situations, len(text))
 
@@ -423,11 +440,12 @@ async def inline_items(
     situation = server.situation(document, start, end, head=head, manual=manual)
     seen = document.edits
 
-    def item(shown: Shown) -> types.InlineCompletionItem:
+    def item(shown: Shown, number: int = 0) -> types.InlineCompletionItem:
         last = Place(end.line, end.column + shown.replace_after)
         return types.InlineCompletionItem(
             insert_text=(head + shown.text).replace("\n", document.eol),
             range=types.Range(document.position(start), document.position(last)),
+            command=offered(server, document, start, head, shown, number),
         )
 
     def grown(shown: Shown) -> None:
@@ -446,7 +464,7 @@ async def inline_items(
         others = await server.configured().alternatives(situation, shown)
         if not server.is_current(document, seen):
             raise JsonRpcRequestCancelled("The document changed; ask again.")
-        items += map(item, others)
+        items += [item(other, number) for number, other in enumerate(others, 1)]
     return items
 
 
@@ -503,8 +521,27 @@ async def completion_items(
             range=types.Range(document.position(start), document.position(end)),
             new_text=word + text,
         ),
+        command=offered(server, document, place, "", Shown(text, shown.replace_after), MENU),
     )
     return types.CompletionList(is_incomplete=True, items=[item])
+
+
+def offered(
+    server: CompletionServer, document: Document, start: Place, head: str, shown: Shown, number: int
+) -> types.Command:
+    """Note that an item goes to the editor: `head`, which is not the model's, and a text, from a place
+    on. Returns what the editor runs when it was accepted."""
+    suggester = server.configured()
+    source = suggester.live(_key(document.uri))
+    return server.offers.offer(
+        document,
+        start,
+        head + shown.text,
+        model=suggester.model,
+        source=source,
+        own=len(head),
+        number=number,
+    )
 
 
 async def ask(
@@ -523,6 +560,7 @@ async def ask(
 def forget(server: CompletionServer, uri: str) -> None:
     """A document was closed."""
     server.others.closed(uri)
+    server.offers.forget(uri)
     if server.suggester:
         server.suggester.close(_key(uri))
 

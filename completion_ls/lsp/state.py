@@ -40,6 +40,8 @@ class EngineState:
         if self._now.state == "ready" and suggester and suggester.engine.ready:
             try:
                 figures = (await suggester.engine.status()).figures
+                if counts := await self._server.counts.of(suggester.model):
+                    figures["suggestions"] = counts
             except EngineFailed:
                 log.info("the daemon has left meanwhile")
         return messages.EngineReport(self._now, figures)

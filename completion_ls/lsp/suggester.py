@@ -102,6 +102,16 @@ class Suggester:
         """Other texts for a place where `shown` is shown, perhaps none."""
         return await self._alternatives.find(now, shown)
 
+    def live(self, uri: str) -> Suggestion | None:
+        """The suggestion that answers in a document now."""
+        return self._live.get(uri)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that answers."""
+        ready = self.engine.ready
+        return ready.model if ready else self.engine.config.model.name
+
     def warm_up(self, now: Situation) -> None:
         """A document has come into view, and the next key probably comes at this place."""
         live = self._live.get(now.uri)

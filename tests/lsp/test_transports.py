@@ -100,7 +100,7 @@ def test_the_first_answer_is_what_pygls_would_say(
         result = end.value
     converter = default_converter()
     expected = converter.unstructure(result.capabilities)
-    del expected["executeCommandProvider"], expected["workspace"]["fileOperations"]
+    del expected["workspace"]["fileOperations"]
     for unused in ("willSave", "willSaveWaitUntil"):
         expected["textDocumentSync"].pop(unused, None)
     client_json = converter.unstructure(client_side)

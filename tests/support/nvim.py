@@ -80,6 +80,7 @@ class Neovim:
             **{f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "DATA", "CONFIG")},
             "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
             "COMPLETION_LS_LOG_DIR": str(folder / "log"),
+            "COMPLETION_LS_STATE_DIR": str(folder / "state"),
             "COMPLETION_LS_CONFIG": str(folder / "config.toml"),
         }
         words = [str(program(version)), "--embed", "--headless", "--clean", "-n"]

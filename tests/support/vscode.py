@@ -236,6 +236,7 @@ class Workbench:
             **(environment or {}),
             "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
             "COMPLETION_LS_LOG_DIR": str(folder / "log"),
+            "COMPLETION_LS_STATE_DIR": str(folder / "state"),
             "COMPLETION_LS_CONFIG": str(folder / "config.toml"),
             "EXTENSIONS_GALLERY": "{}",  # nothing is looked up
         }
