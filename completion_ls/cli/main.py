@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument(
         "--speed", type=float, default=1.0, metavar="N", help="type N times as fast (default 1)"
     )
-    status = command("status", "What the engine daemons of this user are doing.")
+    status = command("status", "What the engine daemons are doing, and what was accepted.")
     status.add_argument("--json", action="store_true", help="print the figures as JSON")
     status.add_argument("--watch", action="store_true", help="keep showing them until interrupted")
     doctor = command(

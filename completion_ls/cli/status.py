@@ -42,6 +42,14 @@ def show(*, as_json: bool, watch: bool) -> int:
 
 async def collect() -> list[dict[str, Any]]:
     """The figures of every daemon that answers, with the counts of its model as `suggestions`."""
+    found, counts = await _daemons(), count_file.read()
+    for figures in found:
+        if figures.get("model") in counts:
+            figures["suggestions"] = counts[figures["model"]]
+    return found
+
+
+async def _daemons() -> list[dict[str, Any]]:
     found = []
     for endpoint in Endpoint.all():
         try:
@@ -58,19 +66,15 @@ async def collect() -> list[dict[str, Any]]:
         except TimeoutError:
             pass
         connection.close()
-    counts = count_file.read()
-    for figures in found:
-        if figures.get("model") in counts:
-            figures["suggestions"] = counts[figures["model"]]
     return found
 
 
 def _render(found: list[dict[str, Any]]) -> Group:
     counts = count_file.read()
-    return Group(*([_daemons(found)] if found else []), *([_suggestions(counts)] if counts else []))
+    return Group(*([_figures(found)] if found else []), *([_suggestions(counts)] if counts else []))
 
 
-def _daemons(found: list[dict[str, Any]]) -> Table:
+def _figures(found: list[dict[str, Any]]) -> Table:
     table = Table(title="completion-ls", show_header=False)
     for figures in found:
         for name, value in figures.items():
