@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.vscode import VERSIONS, Frame, Workbench
+from support.vscode import DEFAULT_MODEL, VERSIONS, Frame, Workbench
 
 if TYPE_CHECKING:
     from conftest import Desk
@@ -53,15 +55,26 @@ def test_ghost_text_grows_and_only_grows(desk: Desk, version: str) -> None:
     assert frames[-1].ghost == TEXT.strip()
 
 
+def counts(desk: Desk) -> Counter[str]:
+    """What was accepted so far, as the file says it, a while later."""
+    file = Path(desk.workbench.environment["COMPLETION_LS_STATE_DIR"], "counts.json")
+    models = json.loads(file.read_text())["models"] if file.exists() else {}
+    found = models.get(DEFAULT_MODEL, {})
+    return Counter({name: found[name] for name in found if "accepted" in name})
+
+
 def test_tab_accepts_all_and_undo_takes_it_back(desk: Desk) -> None:
     window = desk.window
     desk.script.say("    ret", "urn w", " * h", "", pause_s=0.1)
     file = desk.open("tab.py", AREA)
     window.go_to(3, 1)
+    before = counts(desk)
     window.type("    ret")
     window.wait_for_ghost("urn w * h")
     window.press("Tab")
     assert window.save(file) == AREA.replace("\n\n", "\n    return w * h\n").encode()
+    wanted = before + Counter(accepted=1, characters_accepted=len("urn w * h"))
+    window.wait(lambda: wanted <= counts(desk), "the count")
     window.press("Control+z")
     assert window.save(file) == AREA.replace("\n\n", "\n    ret\n").encode()
 
@@ -82,6 +95,7 @@ def test_a_word_is_accepted(desk: Desk) -> None:
     window = desk.window
     desk.script.say("    ret", "urn width", " * height", pause_s=0.1)
     file = desk.open("word.py", AREA)
+    before = counts(desk)
     window.go_to(3, 1)
     window.type("    ret")
     window.wait_for_ghost("urn width * height")
@@ -94,6 +108,9 @@ def test_a_word_is_accepted(desk: Desk) -> None:
     assert window.save(file) == AREA.replace("\n\n", "\n    return width\n").encode()
     window.press("Tab")
     assert window.save(file) == AREA.replace("\n\n", "\n    return width * height\n").encode()
+    # The blank alone may have been typed.
+    wanted = before + Counter(accepted_words=2, characters_accepted=len("urnwidth * height"))
+    window.wait(lambda: wanted <= counts(desk), "the count")
 
 
 def test_a_line_is_accepted(desk: Desk) -> None:

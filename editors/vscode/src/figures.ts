@@ -13,6 +13,7 @@ export type Figures = {
   readonly draft_tokens_checked?: number;
   readonly draft_tokens_accepted?: number;
   readonly answered_without_pass_share?: number;
+  readonly suggestions?: Readonly<Record<string, unknown>>;
   readonly [name: string]: unknown;
 };
 
@@ -59,6 +60,15 @@ export function tooltip(state: EngineState | undefined, figures: Figures, off: s
   if (figures.answered_without_pass_share) {
     const share = 100 * figures.answered_without_pass_share;
     lines.push(`Keys answered without the model: ${share.toFixed(0)} %`);
+  }
+  const counts = (name: string): number => Number(figures.suggestions?.[name] ?? 0);
+  if (counts("shown")) {
+    lines.push(`Suggestions accepted: ${counts("accepted")} of ${counts("shown")}`);
+  }
+  const judged = counts("characters_judged_after_5_min");
+  if (judged) {
+    const share = (100 * counts("characters_kept_after_5_min")) / judged;
+    lines.push(`Accepted text kept after 5 minutes: ${share.toFixed(0)} %`);
   }
   return lines.join("\n\n");
 }

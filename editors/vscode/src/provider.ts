@@ -10,9 +10,11 @@
 import * as vscode from "vscode";
 import type { LanguageClient } from "vscode-languageclient/node";
 import { type Asked, type Item, type Partial, Session, samePlace } from "./session";
+import { type Action, idOf, size, takenPart } from "./taken";
 
 const STREAM = "completionLs/streamInlineCompletion";
 const PARTIAL = "completionLs/partialInlineCompletion";
+const USED = "completionLs/didUseSuggestion";
 const STREAMING = "completion-ls.streaming";
 export const DISMISS = "completion-ls.dismiss";
 const ACCEPTED = "completion-ls.accepted";
@@ -26,6 +28,12 @@ export const SELECTOR: vscode.DocumentSelector = [
   { scheme: "vscode-notebook-cell" },
 ];
 
+/** What VS Code was given last: it goes on with that by itself while the user types along. */
+interface Given {
+  readonly asked: Asked;
+  readonly items: readonly Item[];
+}
+
 interface Live {
   readonly session: Session;
   readonly cancel: vscode.CancellationTokenSource;
@@ -33,6 +41,7 @@ interface Live {
 
 export class Provider implements vscode.Disposable {
   private live: Live | undefined;
+  private given: Given | undefined;
   private count = 0;
   private registration: vscode.Disposable | undefined;
   private readonly disposables: vscode.Disposable[] = [];
@@ -53,7 +62,10 @@ export class Provider implements vscode.Disposable {
     this.register();
     this.disposables.push(
       vscode.commands.registerCommand(DISMISS, () => this.dismiss()),
-      vscode.commands.registerCommand(ACCEPTED, (id: string) => this.accepted(id)),
+      vscode.commands.registerCommand(ACCEPTED, (id: string, item?: string) =>
+        this.accepted(id, item),
+      ),
+      vscode.workspace.onDidChangeTextDocument((event) => this.lookWhetherTaken(event)),
       vscode.window.onDidChangeTextEditorSelection(() => this.lookWhetherLeft()),
       vscode.window.onDidChangeActiveTextEditor(() => this.lookWhetherLeft()),
     );
@@ -112,6 +124,9 @@ export class Provider implements vscode.Disposable {
     cancelled.dispose();
     if (token.isCancellationRequested) {
       return undefined;
+    }
+    if (session.items.length > 0) {
+      this.given = { asked, items: session.items };
     }
     return new vscode.InlineCompletionList(
       session.items.map((item) => shown(item, position, session.id)),
@@ -210,15 +225,54 @@ export class Provider implements vscode.Disposable {
   /** Escape: nothing more of this suggestion is shown. It stays the live one, to answer with nothing what
    * VS Code was about to ask when the key came. */
   private async dismiss(): Promise<void> {
+    const [item] = this.live?.session.items ?? [];
+    if (item) {
+      this.tellUse(idOf(item), "reject");
+    }
     this.live?.session.dismiss();
     this.stop();
     await vscode.commands.executeCommand("editor.action.inlineSuggest.hide");
   }
 
-  private accepted(id: string): void {
+  private accepted(id: string, item: string | undefined): void {
+    this.tellUse(item, "accept");
+    this.given = undefined;
     if (this.live?.session.id === id) {
       this.live.session.dismiss();
       this.end();
+    }
+  }
+
+  /** A word or a line may have been accepted, by whatever key or button. */
+  private lookWhetherTaken(event: vscode.TextDocumentChangeEvent): void {
+    const [change] = event.contentChanges;
+    const given = this.given;
+    if (!given || !change || event.contentChanges.length > 1 || event.reason !== undefined) {
+      return;
+    }
+    if (event.document.uri.toString() !== given.asked.uri) {
+      return;
+    }
+    for (const item of given.items) {
+      const from = item.range?.start ?? given.asked.place;
+      const start = new vscode.Position(from.line, from.character);
+      if (change.range.start.isBefore(start)) {
+        continue;
+      }
+      const typed = event.document.getText(new vscode.Range(start, change.range.start));
+      const part = takenPart(item, typed, change.text, given.asked.selected);
+      if (part) {
+        // The client of the server hears of the change behind us, and that must go first.
+        setTimeout(() => this.tellUse(idOf(item), part, size(change.text)), 0);
+        return;
+      }
+    }
+  }
+
+  private tellUse(suggestion: string | undefined, action: Action, characters?: number): void {
+    if (suggestion !== undefined) {
+      const said = { suggestion, action, ...(characters !== undefined && { characters }) };
+      this.client()?.sendNotification(USED, said).catch(() => undefined);
     }
   }
 
@@ -243,7 +297,7 @@ function shown(item: Item, position: vscode.Position, id: string): vscode.Inline
   return new vscode.InlineCompletionItem(item.insertText, range, {
     command: ACCEPTED,
     title: "",
-    arguments: [id],
+    arguments: [id, idOf(item)],
   });
 }
 

@@ -130,7 +130,14 @@ export class Server implements vscode.Disposable {
     const client = new QuietClient(SECTION, "completion-ls", { run, debug: run }, options);
     client.registerFeature({
       fillClientCapabilities: (capabilities) => {
-        capabilities.experimental = { completionLs: { engineState: true, wholeSettings: true } };
+        capabilities.experimental = {
+          completionLs: { engineState: true, wholeSettings: true, suggestionUse: true },
+        };
+      },
+      // The provider says what is accepted. A command of the server's would be one of VS Code's, of which
+      // there can be one only: another server could not start before this one is gone for good.
+      preInitialize: (capabilities) => {
+        capabilities.executeCommandProvider = undefined;
       },
       initialize: () => undefined,
       getState: () => ({ kind: "static" }),

@@ -31,6 +31,8 @@ export function samePlace(one: Asked, other: Asked): boolean {
 export interface Item {
   readonly insertText: string;
   readonly range?: { readonly start: Place; readonly end: Place };
+  /** What other editors run when it was accepted; for us its argument is the item's id. */
+  readonly command?: { readonly arguments?: readonly unknown[] };
 }
 
 /** The server's notification; `items` holds the whole text so far. */
