@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -226,3 +227,31 @@ def test_a_closing_that_stands_there_is_not_doubled(editor: Neovim, script: Scri
     editor.wait_for_screen(DEF.strip(), "def volume(radius, height):", "    pass")
     editor.keys("<Tab>")
     editor.wait_for_lines(DEF.strip(), "def volume(radius, height):", "    pass")
+
+
+def counts(editor: Neovim) -> Counter[str]:
+    """What was counted so far."""
+    found = editor.lua("return require('completion_ls.client').figures(0).suggestions or {}")
+    return Counter({name: value for name, value in found.items() if isinstance(value, int)})
+
+
+def test_what_is_accepted_is_counted(body: Neovim) -> None:
+    before = counts(body)
+    assert before["shown"] > 0
+    for keys, text, counted in [
+        ("<M-Right>", "    side", {"accepted_words": 1, "characters_accepted": 8}),
+        ("<M-C-Right>", " = 2 * radius", {"accepted_lines": 1, "characters_accepted": 13}),
+        ("<Tab>", "\n    return side * side", {"accepted": 1, "characters_accepted": 23}),
+    ]:
+        lines = "\n".join(body.lines) + text
+        body.keys(keys)
+        body.wait_for_lines(*lines.split("\n"))
+        before += Counter(counted)
+        until_equal(lambda wanted=before: wanted - counts(body), Counter())
+
+
+def test_what_is_dismissed_is_counted(body: Neovim) -> None:
+    before = counts(body)
+    body.keys("<C-]>")
+    body.wait_for_ghost("")
+    until_equal(lambda: counts(body), before + Counter(rejected=1))

@@ -44,6 +44,10 @@ def test_typed_along_then_accepted(builtin: tuple[Neovim, Script], file: str) ->
     until(lambda: editor.lines[1].startswith("    return 3 * radius!"), "the key is lost")
     assert editor.lines[1].endswith(".")
     assert editor.ghost == ""
+    counts = editor.lua("return require('completion_ls.client').figures(0).suggestions")
+    assert counts["accepted"] == 1
+    # It may tell of what was typed fast, and of this, as one change.
+    assert counts["characters_accepted"] in (len("n 3 * radius"), len("urn 3 * radius"))
 
 
 def test_before_0_12_the_plugin_draws(another: Another, version: str) -> None:
@@ -57,3 +61,15 @@ def test_before_0_12_the_plugin_draws(another: Another, version: str) -> None:
     editor.wait_until_ready()
     editor.keys("o    ret")
     editor.wait_for_ghost("urn 3")
+
+
+def test_neovims_own_acceptance_runs_the_command(builtin: tuple[Neovim, Script]) -> None:
+    editor, _ = builtin
+    editor.open("area.py", DEF)
+    editor.wait_until_ready()
+    editor.keys("o    ret")
+    until_equal(lambda: editor.lua(DRAWN), "urn 3 * radius")
+    assert editor.lua("return vim.lsp.inline_completion.get()")
+    editor.wait_for_lines("def area(radius):", "    return 3 * radius")
+    counts = editor.lua("return require('completion_ls.client').figures(0).suggestions")
+    assert (counts["shown"], counts["accepted"]) == (1, 1)

@@ -1,4 +1,5 @@
 ---Accepting as if the text had been typed: one step of undo, and `.` repeats it.
+local client = require("completion_ls.client")
 local typing = require("completion_ls.typing")
 
 local api, fn = vim.api, vim.fn
@@ -6,7 +7,9 @@ local api, fn = vim.api, vim.fn
 local M = {}
 
 ---What is accepted next, until the keys that insert it are read.
-local accepted = {} ---@type string[]
+local accepted = {} ---@type { text: string, id: string?, kind: "all"|"word"|"line" }[]
+
+local ACTIONS = { all = "accept", word = "acceptWord", line = "acceptLine" }
 
 ---White space, then a run of keyword characters or of others.
 local WORD = [[^\_s*\%(\k\+\|\%(\k\@!\S\)\+\)]]
@@ -15,10 +18,13 @@ local LINE = [[^\n*[^\n]\+]]
 
 ---Insert what was accepted: pasted, it is neither indented nor wrapped again.
 function M.insert()
-  api.nvim_paste(table.remove(accepted, 1), false, -1)
+  local one = table.remove(accepted, 1)
+  api.nvim_paste(one.text, false, -1)
   if fn.foldclosed(".") ~= -1 then
     vim.cmd.foldopen({ bang = true }) -- as typing does, where 'foldmethod' made a fold of it
   end
+  local characters = fn.strchars(one.text)
+  client.tell_use(api.nvim_get_current_buf(), one.id, ACTIONS[one.kind], characters)
 end
 
 ---The part of a text that an action accepts.
@@ -42,7 +48,7 @@ function M.keys(kind)
     return nil
   end
   local text = M.part(rest.text, kind)
-  accepted[#accepted + 1] = text
+  accepted[#accepted + 1] = { text = text, id = rest.id, kind = text == rest.text and "all" or kind }
   local buffer = api.nvim_get_current_buf()
   vim.schedule(function()
     api.nvim_exec_autocmds("User", {

@@ -36,6 +36,11 @@ local function insert(item)
   api.nvim_buf_set_text(0, row, col, row, math.min(col + covered, #line), lines)
   local end_col = #lines == 1 and col + #lines[1] or #lines[#lines]
   api.nvim_win_set_cursor(0, { row + #lines, end_col })
+  -- As Neovim does it behind what it puts in by itself.
+  local client = vim.lsp.get_client_by_id(item.client_id)
+  if item.command and client then
+    client:exec_cmd(item.command, { bufnr = api.nvim_get_current_buf() })
+  end
 end
 
 ---@return string? keys where something was accepted

@@ -11,6 +11,7 @@ local SECTION = "completion-ls"
 local PARTIAL = "completionLs/partialInlineCompletion"
 local STATE = "completionLs/didChangeEngineState"
 local SHOWN = "completionLs/didShowDocument"
+local USED = "completionLs/didUseSuggestion"
 local REPORT = "completionLs/engineReport"
 local ROOTS = { ".git", ".hg", "pyproject.toml", "package.json", "Cargo.toml", "go.mod" }
 
@@ -128,7 +129,10 @@ end
 local function capabilities()
   local all = lsp.protocol.make_client_capabilities()
   all.textDocument.inlineCompletion = { dynamicRegistration = false }
-  all.experimental = { completionLs = { engineState = true, wholeSettings = true } }
+  local own_ones = { engineState = true, wholeSettings = true }
+  -- Neovim's own inline completion runs the command of what is accepted, and tells no more.
+  own_ones.suggestionUse = not config.current.builtin
+  all.experimental = { completionLs = own_ones }
   return all
 end
 
@@ -311,6 +315,19 @@ function M.tell_shown(buffer)
   local client = M.of(buffer)
   if client and buffer == api.nvim_get_current_buf() then
     M.notify(client, SHOWN, lsp.util.make_position_params(0, client.offset_encoding))
+  end
+end
+
+---Say what the user did with an item. Changes of the buffer are told before it.
+---@param buffer integer
+---@param id string? of the item
+---@param action "accept"|"acceptWord"|"acceptLine"|"reject"
+---@param characters? integer that went into the buffer
+function M.tell_use(buffer, id, action, characters)
+  local client = id and M.of(buffer)
+  if client then
+    local said = { suggestion = id, action = action, characters = characters }
+    M.notify(client, USED, said)
   end
 end
 

@@ -52,6 +52,15 @@ function M.report()
     tell("Drafts accepted: %.0f %%", figures.draft_tokens_accepted / checked, 100)
   end
   tell("Keys answered without the model: %.0f %%", figures.answered_without_pass_share, 100)
+  local counts = figures.suggestions or {}
+  if (counts.shown or 0) > 0 then
+    lines[#lines + 1] = ("Suggestions accepted: %d of %d"):format(counts.accepted, counts.shown)
+  end
+  local judged = counts.characters_judged_after_5_min or 0
+  if judged > 0 then
+    local kept = counts.characters_kept_after_5_min
+    tell("Accepted text kept after 5 minutes: %.0f %%", kept / judged, 100)
+  end
   if not typing.offers(buffer) then
     lines[#lines + 1] = "Off: nothing is offered here by itself."
   end

@@ -8,11 +8,13 @@
 ---@class completion_ls.Item
 ---@field text string with "\n" between lines
 ---@field covered string what stands behind the cursor and is replaced, mostly closers
+---@field id? string its name for the server
 
 ---What is drawn at a cursor.
 ---@class completion_ls.Rest
 ---@field text string
 ---@field covered integer bytes behind the cursor that `text` replaces
+---@field id? string of the item
 
 ---@class completion_ls.Suggestion
 ---@field id string
@@ -135,7 +137,7 @@ function Suggestion:rest(lines, col)
   if not covered or text == after:sub(1, covered) then
     return nil -- all of it is there, and nothing would be drawn
   end
-  return { text = text, covered = covered }
+  return { text = text, covered = covered, id = item.id }
 end
 
 ---Lines of the buffer changed: rows `first` up to `last`, exclusive, end at `now_last` now.

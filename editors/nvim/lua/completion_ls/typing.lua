@@ -190,7 +190,9 @@ local function read(suggestion, items, encoding)
       covered = line:sub(#suggestion.before + 1, till)
     end
     if fits then
-      found[#found + 1] = { text = text, covered = covered }
+      local id = vim.tbl_get(item, "command", "arguments", 1)
+      found[#found + 1] =
+        { text = text, covered = covered, id = type(id) == "string" and id or nil }
     end
   end
   return found
@@ -309,6 +311,10 @@ end
 
 ---The user wants to see nothing more of it, also where a change before has not been looked at yet.
 function M.refuse()
+  local rest = M.showing()
+  if rest then
+    client.tell_use(api.nvim_get_current_buf(), rest.id, "reject")
+  end
   seen = moment()
   M.dismiss()
 end
