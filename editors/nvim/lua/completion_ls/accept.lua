@@ -48,7 +48,8 @@ function M.keys(kind)
     return nil
   end
   local text = M.part(rest.text, kind)
-  accepted[#accepted + 1] = { text = text, id = rest.id, kind = text == rest.text and "all" or kind }
+  accepted[#accepted + 1] =
+    { text = text, id = rest.id, kind = text == rest.text and "all" or kind }
   local buffer = api.nvim_get_current_buf()
   vim.schedule(function()
     api.nvim_exec_autocmds("User", {
