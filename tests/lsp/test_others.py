@@ -14,6 +14,7 @@ from completion_ls.config.settings import CompletionSettings, ContextSettings, S
 from completion_ls.lsp import ahead, others, suggester
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
+from completion_ls.prompt.build import FILES_SHARE
 from completion_ls.wire.messages import Complete
 from support.scripted_daemon import Script
 from support.session import ScriptedEngine, settle
@@ -301,6 +302,10 @@ async def test_closing_keeps_nothing_of_the_editors_text(editor: Editor, folder:
     editor.open(folder / "main.py", MAIN)
     await editor.looked()
     assert [file.text for file in editor.last.files] == [SHAPES]
+
+
+def test_the_share_is_that_of_the_prompt() -> None:
+    assert others.FILES_SHARE == FILES_SHARE
 
 
 # The whole server as a process, and all that it sends to the daemon.
