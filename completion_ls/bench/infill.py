@@ -25,6 +25,7 @@ from completion_ls.bench.infill_figures import Kind, Result, edit_similarity
 from completion_ls.config.settings import Lines, Settings
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded
+from completion_ls.daemon.pieces import Piece, pieces
 from completion_ls.engines.contract import Finish, Job
 from completion_ls.lsp.rules import choose_mode
 from completion_ls.lsp.situation import Shown, Situation
@@ -181,7 +182,7 @@ class Writer:
         )
         return prompt if arm.covering else uncovered(prompt, prompts)
 
-    def pieces(self, prompt: Prompt) -> Generator[str, None, None]:
+    def pieces(self, prompt: Prompt) -> Generator[Piece, None, None]:
         """The model's text as it comes, without the unfinished word. Closing ends the job."""
         engine, word = self.loaded.engine, prompt.unfinished
         before = prompt.ids[: len(prompt.ids) - word.tokens] if word else prompt.ids
@@ -202,7 +203,7 @@ class Writer:
                     if event.job_id != job.id:
                         continue
                     self.was_cut = event.finish is Finish.LENGTH
-                    yield text.add(event.tokens, last=event.finish is not None)
+                    yield from pieces(event, text)
                     if event.finish is not None:
                         return
         finally:
@@ -282,12 +283,12 @@ def _written(
             mode = choose_mode(start.before_line, start.after_line, lines)
             suggestions[lines] = Suggestion(start, mode, most, "key")
     raw = ""
-    with closing(writer.pieces(prompt)) as pieces:
-        for piece in pieces:
-            raw += piece
+    with closing(writer.pieces(prompt)) as written:
+        for piece in written:
+            raw += piece.text
             for suggestion in suggestions.values():
                 if not suggestion.finished:
-                    suggestion.add(piece)
+                    suggestion.add(piece.text)
             if "\n" in raw and all(one.finished for one in suggestions.values()):
                 break
     found: dict[Lines | None, Shown] = {None: Shown(first_line(raw), 0)}

@@ -18,6 +18,7 @@ from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded, load
+from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics
 from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
@@ -66,8 +67,8 @@ class TextJob:
     text: Detokenizer
     unawaited: bool
     output: Output = field(default_factory=Output)
-    unsent: list[float] = field(default_factory=list)
-    """Log probabilities of tokens that no chunk has had yet."""
+    unsent: list[Piece] = field(default_factory=list)
+    """Without text yet: half characters."""
     generated: int = 0
     first_token_ms: float = 0.0
     has_text: bool = False
@@ -326,14 +327,15 @@ class Worker(threading.Thread):
                 self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
         job.generated += len(event.tokens)
         job.output += event
-        job.unsent += event.logprobs
-        text = job.text.add(event.tokens, last=event.finish is not None)
+        new = pieces(event, job.text)
         finish = str(event.finish) if event.finish else ""
-        if job.request.stop_at_line and "\n" in text:
-            text = text[: text.index("\n") + 1]
+        if job.request.stop_at_line and any("\n" in piece.text for piece in new):
+            new = cut(new)
             if event.finish is None:
                 loaded.engine.cancel(event.job_id)
             finish = "line"
+        job.unsent += new
+        text = "".join(piece.text for piece in job.unsent)
         first_text = not job.has_text and bool(text.strip() or finish)  # blanks are not shown
         if first_text:
             job.has_text = True
@@ -344,7 +346,8 @@ class Worker(threading.Thread):
                 text=text,
                 reused=event.reused,
                 computed=event.computed,
-                logprobs=job.unsent,
+                logprobs=[piece.logprob for piece in job.unsent],
+                sizes=[len(piece.text) for piece in job.unsent],
             )
             job.unsent = []
             self._send(job.peer, chunk)

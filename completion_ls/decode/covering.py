@@ -18,7 +18,7 @@ rest of what matters goes through the model in one small batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -49,6 +49,9 @@ class Covered:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    typed_logprob: float = 0.0
+    """That of r itself, by all ways to spell it that were looked into: what comes behind r has the
+    sum of `logprobs` less this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Covering:
         found = self._best(nodes)[1]
         if found is None:
             raise ValueError("No token of the model begins with what was typed.")
-        return found
+        return replace(found, typed_logprob=self._typed(nodes))
 
     def nodes(self) -> list[Node]:
         """All branches that matter for the choice, with their candidates.
@@ -160,6 +163,19 @@ class Covering:
             path = (*before.path, float(before.logprobs[token]))
             self._add(nodes, _Offshoot(weight, branch, path, rest), logits)
             by_branch[branch] = nodes[-1]
+
+    def _typed(self, nodes: list[Node]) -> float:
+        total = 0.0
+        for node in nodes:
+            rest = self.text[sum(map(len, map(self.vocabulary.bytes_of, node.branch))) :]
+            if not rest and node.branch:
+                continue  # the node before it has counted the token that ends r
+            inside = self.vocabulary.inside(rest) if rest else ()
+            ends = [token for token in inside if self.vocabulary.bytes_of(int(token)) == rest]
+            ids = np.concatenate([node.ids, np.array(ends, np.int64)])
+            ids = ids[ids < len(node.logprobs)]
+            total += float(np.exp(sum(node.path) + node.logprobs[ids].astype(np.float64)).sum())
+        return float(np.log(min(1.0, total))) if total else 0.0
 
     def _is_known(self, branch: Branch) -> bool:
         return self.known(branch) is not None

@@ -101,6 +101,9 @@ class Event:
     finish: Finish | None = None
     stop_logprob: float | None = None
     """With STOP, the natural-log probability of the stop token."""
+    typed_logprob: float | None = None
+    """Where the tokens take the place of an unfinished word: that of what was typed of it. What they
+    spell beyond it has the sum of their own less this."""
 
 
 @dataclass(frozen=True, slots=True)

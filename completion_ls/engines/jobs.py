@@ -54,10 +54,11 @@ class RunningJob:
         logprobs: tuple[float, ...] = (),
         finish: Finish | None = None,
         stop_logprob: float | None = None,
+        typed_logprob: float | None = None,
     ) -> Event:
         """What a step did for it."""
         counts = self.reused, self.computed
-        return Event(self.job.id, tokens, logprobs, *counts, finish, stop_logprob)
+        return Event(self.job.id, tokens, logprobs, *counts, finish, stop_logprob, typed_logprob)
 
 
 R = TypeVar("R", bound=RunningJob)

@@ -302,7 +302,8 @@ class TorchCpuEngine:
         self._note(running, tokens[:kept])
         finish = Finish.STOP if stopped else running.full
         stop = covered.logprobs[-1] if stopped else None
-        return running.event(tokens[:kept], covered.logprobs[:kept], finish, stop)
+        logprobs = covered.logprobs[:kept]
+        return running.event(tokens[:kept], logprobs, finish, stop, covered.typed_logprob)
 
     def _note(self, running: _Running, tokens: Sequence[int]) -> None:
         running.output += tokens

@@ -134,7 +134,9 @@ class Ready(Message):
 
 class Chunk(Message):
     """More text of a job. `reused` and `computed` count its prompt tokens. `logprobs` are the
-    natural-log probabilities, under the model itself, of the tokens since the chunk before."""
+    natural-log probabilities, under the model itself, of the tokens since the chunk before, and
+    `sizes` how many characters of `text` each has added. Those that take the place of an unfinished
+    word are one: its probability is that of what they spell beyond what was typed, given that."""
 
     type: Literal["chunk"] = "chunk"
     id: int
@@ -142,6 +144,7 @@ class Chunk(Message):
     reused: int
     computed: int
     logprobs: list[float] = []
+    sizes: list[int] = []
 
 
 class Done(Message):

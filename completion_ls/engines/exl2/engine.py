@@ -309,7 +309,8 @@ class Exl2Engine:
         self._note(running, work, tokens[:kept])
         finish = Finish.STOP if stopped else running.full
         stop = covered.logprobs[-1] if stopped else None
-        return running.event(tokens[:kept], covered.logprobs[:kept], finish, stop)
+        logprobs = covered.logprobs[:kept]
+        return running.event(tokens[:kept], logprobs, finish, stop, covered.typed_logprob)
 
     def _decode(self, running: _Running, work: PagedJob) -> Event:
         left = running.job.max_new_tokens - running.produced
