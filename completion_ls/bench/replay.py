@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 
 from completion_ls.bench.editor import Editor
+from completion_ls.bench.future import came_next
 from completion_ls.bench.session import Session
+from completion_ls.bench.shown import Key, Worth, worth
 from completion_ls.bench.trace import Stretch
 from completion_ls.wire.client import EngineFailed
 
@@ -41,6 +43,16 @@ async def replay(
     finally:
         await session.stop()
     return session
+
+
+def worth_of(session: Session, stretch: Stretch) -> Worth:
+    """What the ghost text of a typed stretch was worth."""
+    transactions = [*stretch.transactions, *stretch.later]
+    keys = []
+    for number, screen in enumerate(session.screens, start=1):
+        came = came_next(screen.text[screen.cursor :], screen.cursor, transactions[number:])
+        keys.append(Key(screen.text, screen.cursor, screen.ghost, came))
+    return worth(keys)
 
 
 async def pause(sent: float, gap_s: float) -> None:

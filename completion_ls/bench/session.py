@@ -46,12 +46,23 @@ class Counters:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The document after a keystroke, its cursor, and the ghost text when the next one was typed."""
+
+    text: str
+    cursor: int
+    ghost: str
+
+
 @dataclass(slots=True)
 class Session:
     """One scripted editor with its measurements."""
 
     editor: Editor
     keystrokes: list[Keystroke] = field(default_factory=list)
+    screens: list[Screen] = field(default_factory=list)
+    """One a keystroke, once the next one is typed."""
     model: str = ""
     _engine: EngineClient | None = None
     _front: psutil.Process | None = None
@@ -139,6 +150,8 @@ class Session:
             return
         # Before the change is sent: the server cannot know yet whether it will agree.
         self.editor.cancel(request)
+        if len(self.screens) < len(self.keystrokes):
+            self.screens.append(Screen(self.editor.text, self._cursor, request.text))
         final = None if request.answered_s is None else request.text
         if self._before is not None and flickers(self._before, self._typed, request.texts, final):
             self.keystrokes[-1] = replace(self.keystrokes[-1], flickered=True)

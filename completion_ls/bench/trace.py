@@ -26,6 +26,9 @@ class Patch:
         return self.position + len(self.inserted)
 
 
+MOST_LATER = 200
+"""So many transactions behind a key say what came at its place."""
+
 Transaction = tuple[Patch, ...]
 """What one keystroke changed: mostly one patch; several where there are several cursors."""
 
@@ -51,6 +54,8 @@ class Stretch:
     transactions: tuple[Transaction, ...]
     gaps_s: tuple[float, ...]
     first: int
+    later: tuple[Transaction, ...] = ()
+    """What follows in the trace, as far as it can matter for what is shown in the stretch."""
 
 
 def read_trace(file: Path) -> Trace:
@@ -121,7 +126,9 @@ def cut(trace: Trace, *, start: int, keystrokes: int, gaps_s: Sequence[float]) -
     for transaction in chosen:
         after = apply(after, transaction)  # now, rather than in the midst of the typing
     first = next(transaction for transaction in chosen if transaction)[0]
-    return Stretch(text, first.position + first.deleted, chosen, tuple(gaps_s[start:end]), start)
+    later = trace.transactions[end : end + MOST_LATER]
+    cursor = first.position + first.deleted
+    return Stretch(text, cursor, chosen, tuple(gaps_s[start:end]), start, later)
 
 
 def recorded_gaps(times: Sequence[float | None], *, most_s: float) -> list[float]:

@@ -26,6 +26,8 @@ from completion_ls.bench.load_average import load_average
 from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.plot import write_plot
 from completion_ls.bench.replay import replay as run_replay
+from completion_ls.bench.replay import worth_of
+from completion_ls.bench.shown import rows as shown_rows
 from completion_ls.bench.trace import Stretch, cut, read_trace, recorded_gaps
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import SettingsError, resolve_strict
@@ -75,6 +77,7 @@ def replay(options: argparse.Namespace) -> int:
         print(f"completion-ls bench: {error}", file=sys.stderr)
         return 1
     summary = summarize(session.keystrokes, session.engine_time)
+    found = worth_of(session, stretch)
     load = load_average()
     end = stretch.first + len(stretch.transactions)
     about = {
@@ -87,11 +90,13 @@ def replay(options: argparse.Namespace) -> int:
     }
     if options.json:
         against = {"llama_cpp": _compared(summary, peer)} if peer else {}
-        print(json.dumps(about | summary.as_dict() | against, indent=2))
+        print(
+            json.dumps(about | summary.as_dict() | {"shown": found.as_dict()} | against, indent=2)
+        )
     else:
         title = f"{options.trace.name}, keystrokes {stretch.first} to {end}"
         table = Table(title=title, show_header=False)
-        for row in [*rows(summary), *cost_rows(summary)]:
+        for row in [*rows(summary), *shown_rows(found), *cost_rows(summary)]:
             table.add_row(*row)
         table.add_row("gaps between keystrokes", f"{about['gaps']}")
         table.add_row("model", session.model)

@@ -94,6 +94,10 @@ def _run(options: argparse.Namespace) -> int:
                     from completion_ls.cli import bench_infill
 
                     return bench_infill.infill(options)
+                case "calibrate":
+                    from completion_ls.cli import bench_calibrate
+
+                    return bench_calibrate.run(options)
             from completion_ls.cli import bench_model
 
             if options.action == "quality":
@@ -239,6 +243,30 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=_count, default=0, metavar="N", help="of all that is drawn (0)"
     )
     infill.add_argument("--json", action="store_true", help="print the figures as JSON")
+    text = "how often a model is right where it is sure, and what is worth being shown"
+    calibrate = bench.add_parser("calibrate", help=text, description=text)
+    calibrate.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
+    calibrate.add_argument(
+        "--stretches",
+        type=_rounds,
+        default=12,
+        metavar="N",
+        help="so many, spread over the trace (12)",
+    )
+    calibrate.add_argument(
+        "--keystrokes", type=_rounds, default=150, metavar="N", help="how many of each (150)"
+    )
+    calibrate.add_argument(
+        "--cost",
+        type=_cost,
+        default=0.25,
+        metavar="KEYS",
+        help="what it costs to read a wrong text (0.25)",
+    )
+    calibrate.add_argument(
+        "--table", type=Path, metavar="FILE", help="write the model's reliability table (JSON)"
+    )
+    calibrate.add_argument("--json", action="store_true", help="print the figures as JSON")
     replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument(
@@ -298,6 +326,17 @@ def _peers(text: str) -> tuple[str, ...]:
         if name not in PEERS:
             raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
     return names
+
+
+def _cost(text: str) -> float:
+    """An option's value that is a number of keys, perhaps a part of one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
+    return value
 
 
 def _milliseconds(text: str) -> float:

@@ -127,6 +127,9 @@ class CompletionSettings(Section):
     in_strings: Annotated[bool, Field(strict=True)] = True
     """Offer suggestions in strings (docstrings are strings), too, where they were not asked for by
     hand."""
+    show_above: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of being right that ghost text has at least: it ends where the model is less sure, and
+    where it is so from the start there is none. 0 shows everything, as asking by hand does."""
     ahead: Annotated[bool, Field(strict=True)] = True
     """While nobody waits, prepare what comes after accepting a suggestion, and the prompt of the
     document in view."""

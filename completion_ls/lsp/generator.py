@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from completion_ls.config.settings import Settings
 from completion_ls.context.surroundings import NOTHING, Surroundings
-from completion_ls.lsp import rules
+from completion_ls.lsp import confidence, rules
 from completion_ls.lsp.documents import clean
 from completion_ls.lsp.known import Known
 from completion_ls.lsp.situation import Situation
 from completion_ls.lsp.suggestion import Lane, Suggestion
+from completion_ls.models.reliability import least_logprob
 from completion_ls.wire.client import EngineClient, EngineFailed
 from completion_ls.wire.messages import Complete, File
 
@@ -43,9 +44,15 @@ class Generator:
         """Ask the engine for the text at a place; with `draw`, for another one, by that number."""
         wanted = self.settings.completion
         mode = rules.choose_mode(start.before_line, start.after_line, wanted.lines)
-        suggestion = Suggestion(start, mode, wanted.max_lines, lane, draw)
+        least = confidence.OFF if start.manual else self.least
+        suggestion = Suggestion(start, mode, wanted.max_lines, lane, draw, least)
         suggestion.pump = asyncio.create_task(self._fill(suggestion, self.engine))
         return suggestion
+
+    @property
+    def least(self) -> float:
+        """The log probability that each line of an automatic suggestion has at least."""
+        return least_logprob(self.settings.model.name, self.settings.completion.show_above)
 
     def end(self, suggestion: Suggestion) -> None:
         """Stop a generation; who waits for it hears that it was given up."""
@@ -74,7 +81,7 @@ class Generator:
         try:
             await self._read(suggestion, engine)
             if suggestion.finished and not suggestion.draw:
-                self.known.add(suggestion.start, suggestion.offer())
+                self._keep(suggestion)
         except EngineFailed as failure:
             suggestion.failure = failure
         except Exception as error:  # whoever waits must hear of it
@@ -82,6 +89,13 @@ class Generator:
             suggestion.failure = EngineFailed(f"The completion failed: {error}")
         finally:
             suggestion.notify()
+
+    def _keep(self, suggestion: Suggestion) -> None:
+        found, least = suggestion.offer(), self.least
+        if suggestion.least >= least:
+            self.known.add(suggestion.start, found, stopped=suggestion.stopped)
+        else:  # it was asked for by hand
+            self.known.add(suggestion.start, found, unasked=suggestion.limited(least).offer())
 
     async def _read(self, suggestion: Suggestion, engine: EngineClient) -> None:
         lane = suggestion.lane
@@ -92,7 +106,7 @@ class Generator:
             if suggestion.lane != lane:
                 engine.promote(answer)
             async for chunk in answer:
-                suggestion.add(chunk.text, chunk.logprobs)
+                suggestion.add(chunk.text, chunk.logprobs, chunk.sizes)
                 if suggestion.finished:
                     break
                 if suggestion.strayed():

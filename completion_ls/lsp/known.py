@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import count, islice
 from operator import attrgetter
+from typing import Literal
 
 from completion_ls.lsp import rules
 from completion_ls.lsp.situation import CLOSER_OF, Situation, possible_closers, typed_since
@@ -52,6 +53,10 @@ class _Entry:
     after_is_cut: bool
     short: int
     offer: rules.Offer | None
+    unasked: rules.Offer | None
+    """What is offered of it to who did not ask by hand: a beginning of the offer, or nothing."""
+    stopped: bool
+    """The offer is not all that the model has to say: none for who asks by hand."""
     lead: str
     """The text of the start's line from the trie's column on."""
     path: str
@@ -82,8 +87,16 @@ class Known:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, start: Situation, offer: rules.Offer | None) -> None:
-        """Keep a finished suggestion. One that had the same text around it gives way."""
+    def add(
+        self,
+        start: Situation,
+        offer: rules.Offer | None,
+        *,
+        unasked: rules.Offer | Literal["all"] | None = "all",
+        stopped: bool = False,
+    ) -> None:
+        """Keep a finished suggestion: its offer, and what of it is offered unasked. `stopped`: by
+        hand there would be more. One that had the same text around it gives way."""
         around = _Around(start)
         column = start.column - start.column % STRETCH
         lead = start.before[len(start.before) - (start.column - column) :]
@@ -96,6 +109,8 @@ class Known:
             after_is_cut=start.after_is_cut,
             short=start.short,
             offer=offer,
+            unasked=offer if unasked == "all" else unasked,
+            stopped=stopped,
             lead=lead,
             path=lead + text,
             used=next(self._clock),
@@ -111,11 +126,16 @@ class Known:
         """The most recently used suggestion that has an answer at a place."""
         around = _Around(now)
         for entry, typed in sorted(self._fitting(now), key=lambda found: -found[0].used):
+            offer = entry.offer if now.manual else entry.unasked
+            if (now.manual and entry.stopped) or not _goes_on(offer, entry, typed):
+                continue
             start = _start(entry, around, typed)
             if start is not None:
                 entry.used = next(self._clock)
                 self._entries[entry.state] = self._entries.pop(entry.state)
-                return Suggestion.recalled(start, entry.offer)
+                return Suggestion.recalled(
+                    start, offer, stopped=entry.stopped or offer != entry.offer
+                )
         return None
 
     def drop(self, uri: str) -> None:
@@ -226,6 +246,12 @@ def _beginning_with(trie: _Trie, text: str) -> Iterator[tuple[_Entry, int]]:
         typed = len(text) - len(entry.lead)
         if typed == 0 or 0 < typed < len(entry.path) - len(entry.lead):
             yield entry, typed
+
+
+def _goes_on(offer: rules.Offer | None, entry: _Entry, typed: int) -> bool:
+    """Whether there is more of an offer than what was typed, which the entry begins with."""
+    begin = entry.path[len(entry.lead) :][:typed]
+    return not typed or (offer is not None and offer.text != begin and offer.text.startswith(begin))
 
 
 def _line(entry: _Entry) -> tuple[str, int]:

@@ -94,7 +94,7 @@ class Suggester:
             elif shown:
                 suggestion.shown = now, shown
                 self._ahead.prepare(now.accepting(shown))
-            elif now.before_line.strip() and not now.after_line.strip():
+            elif now.before_line.strip() and not now.after_line.strip() and not suggestion.stopped:
                 self._ahead.prepare(now.after_enter())  # the line is complete
         return shown
 
@@ -170,7 +170,9 @@ class Suggester:
     def _at_hand(self, now: Situation) -> Suggestion | None:
         """A suggestion that answers at a place: the live one, or one that is known and live again."""
         live = self._live.get(now.uri)
-        if live and live.usable and live.goes_on(now):
+        if live and live.usable and live.goes_on(now) and not (live.stopped and now.manual):
+            if now.manual:
+                live.offer_all()
             return live
         found = self._alternatives.taken_up(now) or self._known.find(now)
         if found:
@@ -182,6 +184,8 @@ class Suggester:
         """A generation for a place; that which is being prepared for it, if there is one."""
         self._ahead.end_warm_up(now.uri)
         suggestion = self._ahead.take(now)
+        if suggestion and now.manual:
+            suggestion.offer_all()
         if suggestion is None:
             self._ahead.end(now.uri)
             suggestion = self._generator.begin(now, "manual" if now.manual else "key")

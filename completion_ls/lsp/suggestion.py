@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from completion_ls.lsp import rules
+from completion_ls.lsp import confidence, rules
 from completion_ls.lsp.situation import Shown, Situation, Typed, typed_since
 from completion_ls.wire.client import Answer, EngineFailed
 
@@ -28,11 +28,17 @@ class Suggestion:
     lane: Lane
     draw: int = 0
     """Not 0 for an alternative: the number with which it is drawn."""
+    least: float = confidence.OFF
+    """The log probability that a line has at least (lsp/confidence.py)."""
     raw: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    """Of each token that the model gave, the natural-log probability under the model itself."""
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+    """What the model gave: texts, and the natural-log probability of each under the model itself."""
+    line: float = 0.0
+    """The log probability of the last line of `raw`."""
     finished: bool = False
-    """It is complete: by the rules, or because the model ended it."""
+    """It is complete: by the rules, because the model ended it, or because it was stopped."""
+    stopped: bool = False
+    """The model would have more to say, but with less than the least probability."""
     cut: bool = False
     """It is finished because it had as many tokens as it may have: its last line is not whole."""
     failure: EngineFailed | None = None
@@ -51,9 +57,11 @@ class Suggestion:
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def recalled(cls, start: Situation, offer: rules.Offer | None) -> Suggestion:
+    def recalled(
+        cls, start: Situation, offer: rules.Offer | None, *, stopped: bool = False
+    ) -> Suggestion:
         """One that was finished before."""
-        found = cls(start, rules.Mode.LINE, 0, "key", finished=True)
+        found = cls(start, rules.Mode.LINE, 0, "key", finished=True, stopped=stopped)
         found._offer = (0, True, offer)
         return found
 
@@ -62,10 +70,22 @@ class Suggestion:
         """Whether it has, or will have, an answer."""
         return not self.ended and not self.failure
 
-    def add(self, text: str, logprobs: Sequence[float] = ()) -> None:
-        """Take more of the model's text, up to where the suggestion is complete."""
+    def add(self, text: str, logprobs: Sequence[float] = (), sizes: Sequence[int] = ()) -> None:
+        """Take more of the model's text, up to where the suggestion is complete; token by token, so
+        that it does not matter how many come at once."""
+        for token in confidence.tokens(text, logprobs, sizes):
+            if not self.finished:
+                self._take(*token)
+        self.notify()
+
+    def _take(self, text: str, logprob: float) -> None:
+        self.tokens.append((text, logprob))
+        line, self.line = confidence.line_with(self.line, self.raw, text, logprob)
+        if line < self.least:
+            self.raw = confidence.whole_lines(self.raw)
+            self.finished = self.stopped = True
+            return
         self.raw += text
-        self.logprobs += logprobs
         if not self.start.before_line.strip():
             # On a blank line the model may leave that line as it is and go on below; the user
             # stands on it to write there.
@@ -81,7 +101,20 @@ class Suggestion:
         if cut is not None:
             self.raw = self.raw[:cut]
             self.finished = True
-        self.notify()
+
+    def offer_all(self) -> None:
+        """Somebody asked for it by hand: from now on it is offered however sure the model is."""
+        if not self.finished:
+            self.least, self._offer = confidence.OFF, None
+
+    def limited(self, least: float) -> Suggestion:
+        """What has come of it, as it would be with another least probability."""
+        found = Suggestion(self.start, self.mode, self.max_lines, self.lane, self.draw, least)
+        for text, logprob in self.tokens:
+            found.add(text, [logprob], [len(text)])
+        found.finished |= self.finished
+        found.cut = self.cut and not found.stopped
+        return found
 
     def notify(self) -> None:
         """Wake who waits for progress."""
@@ -98,8 +131,9 @@ class Suggestion:
         """What the rules make of the text so far, seen from the start."""
         key = (len(self.raw), self.finished)
         if self._offer is None or self._offer[:2] != key:
+            is_held = self.least > confidence.OFF and not self.finished
             offer = rules.offer(
-                self.raw,
+                confidence.whole_lines(self.raw) if is_held else self.raw,
                 before=self.start.before,
                 after=self.start.after,
                 language=self.start.language,

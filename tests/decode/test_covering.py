@@ -223,3 +223,26 @@ def test_there_is_an_answer_whatever_was_typed_and_whatever_is_known(
             assert one.choose().tokens == fresh.choose().tokens
             text = b"".join(map(vocabulary.bytes_of, one.choose().tokens))
             assert text.startswith(word.encode())
+
+
+@given(st.sampled_from(WORDS), st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_what_was_typed_has_the_probability_of_all_its_spellings(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, word: str, seed: int
+) -> None:
+    model = Model(tokenizer.get_vocab_size(), seed)
+
+    def mass(branch: Branch, rest: bytes) -> float:
+        """Of all texts behind the branch that begin with the rest."""
+        chances = np.exp(log_softmax(model(branch)))
+        total = 0.0
+        for token in [*vocabulary.beyond(rest), *vocabulary.inside(rest)]:
+            left = rest[len(vocabulary.bytes_of(int(token))) :]
+            total += chances[token] * (mass((*branch, int(token)), left) if left else 1.0)
+        return float(total)
+
+    whole = mass((), word.encode())
+    for sampling in (Sampling(), Sampling(temperature=0.7, seed=1)):
+        covered = choose(model, vocabulary, tokenizer, word, sampling)
+        assert sum(covered.logprobs) <= covered.typed_logprob + 1e-9
+        assert covered.typed_logprob <= np.log(whole) + 1e-6

@@ -258,3 +258,26 @@ def test_windows_and_closers_are_compared_as_for_the_live_suggestion(
         assert (found is not None) == bool(fitting)
         if found:
             assert found.start in [one.start for one in fitting]
+
+
+def test_unasked_only_a_part_of_a_suggestion_may_be_offered() -> None:
+    known = Known()
+    known.add(at(AREA), Offer("return width", 0), unasked=Offer("return", 0))
+    assert rest(known, at(AREA)) == "return"
+    assert rest(known, at(AREA + "ret")) == "urn"
+    assert rest(known, at(AREA + "return")) is None
+    for typed in ("", "ret", "return", "return wid"):
+        assert rest(known, at(AREA + typed, manual=True)) == "return width"[len(typed) :]
+    known.add(at(AREA), Offer("return width", 0), unasked=None)
+    assert rest(known, at(AREA)) == ""
+    assert rest(known, at(AREA + "ret")) is None
+    assert rest(known, at(AREA + "ret", manual=True)) == "urn width"
+
+
+def test_what_was_stopped_is_no_answer_for_who_asks_by_hand() -> None:
+    known = Known()
+    known.add(at(AREA), Offer("return", 0), stopped=True)
+    assert rest(known, at(AREA + "re")) == "turn"
+    assert rest(known, at(AREA + "re", manual=True)) is None
+    found = known.find(at(AREA))
+    assert found and found.stopped

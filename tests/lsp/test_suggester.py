@@ -547,3 +547,101 @@ async def test_a_line_that_the_limit_cut_is_not_offered_behind_others(alone: Ses
     await settle()
     alone.engine.finish(1, "width_of(the_first_of_all_that_there_are, the_sec", why="length")
     assert text_of(await task) == "width_of(the_first_of_all_that_there_are,"
+
+
+# How sure the model is
+
+
+@pytest.fixture
+async def strict() -> AsyncIterator[Session]:
+    """Shows what is right with a probability of a half (the default model's table says which)."""
+    session = Session(ahead=False, show_above=0.5)
+    yield session
+    session.suggester.end_all()
+
+
+async def test_what_is_not_sure_is_shown_by_hand_only(strict: Session) -> None:
+    task = strict.ask(at(AREA))
+    await settle()
+    strict.engine.say(0, "return", logprob=-3.0)
+    assert await task is None  # at once: nobody waits for the rest
+    assert strict.engine.cancels == [(0, True)]
+    assert await strict.known(at(AREA)) is None
+    # By hand all of it is wanted, and that needs a job.
+    task = strict.ask(at(AREA, manual=True))
+    await settle()
+    strict.engine.finish(1, "return", BODY[6:], logprob=-3.0)
+    assert text_of(await task) == BODY
+    assert strict.foreground == 2
+    assert await strict.known(at(AREA, manual=True)) == BODY
+    # It stays while it is typed.
+    strict.suggester.changed([at(AREA + "re")], 1)
+    assert await strict.known(at(AREA + "re")) == BODY[2:]
+    # Elsewhere and back it is there for who asks by hand.
+    await strict.answer(at("x = "), "1")
+    assert await strict.known(at(AREA)) is None
+    assert await strict.known(at(AREA + "re", manual=True)) == BODY[2:]
+
+
+async def test_a_suggestion_ends_where_it_is_no_longer_sure(strict: Session) -> None:
+    task = strict.ask(at(AREA))
+    await settle()
+    strict.engine.say(0, "return", " width", logprob=-0.1)
+    await settle()
+    strict.engine.say(0, " *", logprob=-2.0)
+    assert text_of(await task) == "return width"
+    assert [shown.text for shown in strict.partials] == ["return width"]
+    assert strict.engine.cancels == [(0, True)]
+    for typed in ("return", "ret"):
+        assert await strict.known(at(AREA + typed)) == "return width"[len(typed) :]
+    # Behind it the model is asked anew: given what was typed it may be sure.
+    assert await strict.answer(at(AREA + "return width"), " * height") == " * height"
+    # By hand there is more to be had.
+    task = strict.ask(at(AREA + "ret", manual=True))
+    await settle()
+    strict.engine.finish(2, "urn width * height", logprob=-2.0)
+    assert text_of(await task) == "urn width * height"
+
+
+async def test_who_asks_by_hand_takes_over_what_runs(strict: Session) -> None:
+    task = strict.ask(at(AREA))
+    await settle()
+    strict.engine.say(0, "return", logprob=-0.1)
+    await settle()
+    again = strict.ask(at(AREA, manual=True))
+    await settle()
+    task.cancel()
+    strict.engine.finish(0, " width", logprob=-5.0)
+    assert text_of(await again) == "return width"
+    assert strict.foreground == 1
+    strict.suggester.forget(URI)
+    assert await strict.known(at(AREA)) == "return"
+    assert await strict.known(at(AREA, manual=True)) == "return width"
+
+
+async def test_what_was_prepared_is_as_sure_as_what_is_asked_for() -> None:
+    session = Session(show_above=0.5)
+    try:
+        await session.answer(at("x = "), "1")
+        await settle()
+        session.engine.say(1, " + 2", logprob=-0.1)
+        session.engine.say(1, " + 3", logprob=-3.0)
+        await settle()
+        session.suggester.changed([at("x = 1")], 1)
+        assert await session.known(at("x = 1")) == " + 2"
+        task = session.ask(at("x = 1", manual=True))
+        await settle()
+        job = len(session.engine.answers) - 1
+        session.engine.finish(job, " + 2", " + 3", logprob=-3.0)
+        assert text_of(await task) == " + 2 + 3"
+    finally:
+        session.suggester.end_all()
+
+
+async def test_a_threshold_of_nothing_shows_everything() -> None:
+    session = Session(ahead=False, show_above=0.0)
+    task = session.ask(at(AREA))
+    await settle()
+    session.engine.finish(0, "return", BODY[6:], logprob=-50.0)
+    assert text_of(await task) == BODY
+    session.suggester.end_all()

@@ -47,11 +47,26 @@ class ScriptedEngine(EngineClient):
     def answered_without_pass(self) -> None:
         self.without_pass += 1
 
-    def say(self, job: int, text: str) -> None:
-        self.answers[job].chunks.put_nowait(Chunk(id=job, text=text, reused=0, computed=0))
+    def say(self, job: int, *tokens: str, logprob: float = 0.0) -> None:
+        """Tokens in one chunk, each with this log probability."""
+        chunk = Chunk(
+            id=job,
+            text="".join(tokens),
+            reused=0,
+            computed=0,
+            logprobs=[logprob for _ in tokens],
+            sizes=[len(token) for token in tokens],
+        )
+        self.answers[job].chunks.put_nowait(chunk)
 
-    def finish(self, job: int, text: str = "", why: Literal["stop", "length"] = "stop") -> None:
-        self.say(job, text)
+    def finish(
+        self,
+        job: int,
+        *tokens: str,
+        why: Literal["stop", "length"] = "stop",
+        logprob: float = 0.0,
+    ) -> None:
+        self.say(job, *tokens, logprob=logprob)
         self._answers.pop(job, None)
         self.answers[job].chunks.put_nowait(
             Done(

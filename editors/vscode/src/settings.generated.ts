@@ -26,6 +26,7 @@ export const KEYS: readonly string[] = [
   "completion.max_lines",
   "completion.in_comments",
   "completion.in_strings",
+  "completion.show_above",
   "completion.ahead",
   "completion.debounce_ms",
   "server.completion_items",
