@@ -67,8 +67,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 def shared() -> Iterator[dict[str, str]]:
     """Folders of one daemon for the whole run: the tests that only use it need not load it again."""
     folder = Path(tempfile.mkdtemp(prefix="cls-"))
-    # What the default model writes in a test is not what it is sure of.
-    environment = isolate(folder) | {"COMPLETION_LS_COMPLETION__SHOW_ABOVE": "0"}
+    environment = isolate(folder)
     yield environment
     stop_daemons(environment)
     shutil.rmtree(folder, ignore_errors=True)

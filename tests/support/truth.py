@@ -66,6 +66,7 @@ class Truth:
 
         - same: that of a fresh process
         - rest: that of a fresh process at an earlier state, from which the text was typed along.
+        - kept: one of these, as it is for who asks by hand, and was shown to him before.
         - tie: as good as that of a fresh process, which floating-point sums decide either way.
 
         Raises AssertionError where it is none of these.
@@ -77,10 +78,13 @@ class Truth:
             return "same"
         earlier = {state: _typed(state, now, self._window) for state in reversed(history)}
         earlier = {state: typed for state, typed in earlier.items() if typed}
-        for state, typed in earlier.items():
-            fresh = self.fresh(state, page, manual)
-            if fresh.ghost and ghost and _is_rest(ghost, fresh.ghost, typed):
-                return "rest"
+        for by_hand in dict.fromkeys((manual, True)):
+            if by_hand and ghost and self.fresh(now, page, by_hand).ghost == ghost:
+                return "kept"
+            for state, typed in earlier.items():
+                fresh = self.fresh(state, page, by_hand)
+                if fresh.ghost and ghost and _is_rest(ghost, fresh.ghost, typed):
+                    return "rest" if by_hand == manual else "kept"
         for state in (now, *earlier):
             if any(self._is_tie(one, used) for one in self.fresh(state, page, manual).outputs):
                 return "tie"
