@@ -32,12 +32,14 @@ CONTEXT = 8192
 class Speech:
     """What is said where the text before the cursor ends with `after` (from the start of a line on)
     and, behind it, a beginning of the parts: the rest of them, with `pause_s` between two. What is
-    drawn at random is one of `others`, by the number of the draw."""
+    drawn at random is one of `others`, by the number of the draw. Each part is a token of this log
+    probability."""
 
     after: str
     parts: Sequence[str]
     pause_s: float
     others: Sequence[str] = ()
+    logprob: float = 0.0
 
     def drawn(self, draw: int) -> Speech:
         """What is said by this draw, from 1 on; 0 is none."""
@@ -95,10 +97,15 @@ class Script:
         return self.folder / "daemon-python"
 
     def say(
-        self, after: str, *parts: str, pause_s: float = 0.3, others: Sequence[str] = ()
+        self,
+        after: str,
+        *parts: str,
+        pause_s: float = 0.3,
+        others: Sequence[str] = (),
+        logprob: float = 0.0,
     ) -> None:
         """From now on, say this as well."""
-        self._write([*self.speeches(), Speech(after, parts, pause_s, others)])
+        self._write([*self.speeches(), Speech(after, parts, pause_s, others, logprob)])
 
     def clear(self) -> None:
         """Say nothing, and forget what was heard."""
@@ -145,7 +152,7 @@ class Script:
         if not found:
             return Speech("", [], 0)
         (_, parts), speech = max(found, key=lambda pair: pair[0][0])
-        return Speech("", parts, speech.pause_s)
+        return Speech("", parts, speech.pause_s, logprob=speech.logprob)
 
     def _write(self, speeches: list[Speech]) -> None:
         temporary = self._speeches.with_suffix(".new")
@@ -227,7 +234,8 @@ class ScriptedWorker:
         for number, part in enumerate(speech.parts):
             if number:
                 await asyncio.sleep(speech.pause_s)
-            self._send(peer, Chunk(id=request.id, text=part, reused=0, computed=1))
+            token = {"logprobs": [speech.logprob], "sizes": [len(part)]}
+            self._send(peer, Chunk(id=request.id, text=part, reused=0, computed=1, **token))
             if request.stop_at_line and "\n" in part:
                 break
         self.statistics.jobs += 1

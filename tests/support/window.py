@@ -120,7 +120,9 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
 
 @asynccontextmanager
 async def window(
-    environment: dict[str, str], *arguments: str, program: Path | None = None
+    environment: dict[str, str],
+    *arguments: str,
+    program: Path | None = None,
 ) -> AsyncIterator[Window]:
     """A client with a server process of its own (that of a program), not yet initialized."""
     own = (sys.executable, "-m", "completion_ls")
