@@ -73,7 +73,9 @@ def test_what_is_no_trace_is_named(tmp_path: Path, changed: dict[str, Any]) -> N
 
 def damaged() -> bytes:
     """A compressed trace with one wrong byte in its midst."""
-    whole = bytearray(gzip.compress(json.dumps({"startContent": "a" * 99, "txns": []}).encode()))
+    whole = bytearray(
+        gzip.compress(json.dumps({"startContent": "a" * 99, "txns": []}).encode(), mtime=0)
+    )
     whole[len(whole) // 2] ^= 0xFF
     return bytes(whole)
 
