@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,8 +158,12 @@ async def test_keys_have_the_same_files_as_the_warm_up(editor: Editor, folder: P
 
 
 async def test_a_key_takes_what_is_there(editor: Editor, folder: Path) -> None:
+    go_on = threading.Event()
+    editor.server.others._thread = ThreadPoolExecutor(1)
+    editor.server.others._thread.submit(go_on.wait)
     uri = editor.open(folder / "main.py", MAIN)
     assert paths(await editor.ask(uri)) == []
+    go_on.set()
     await editor.looked()
     # It had a request without: the prompt with the files is computed first.
     assert paths(editor.last) == ["shapes.py"]
