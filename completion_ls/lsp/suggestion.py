@@ -131,9 +131,8 @@ class Suggestion:
         """What the rules make of the text so far, seen from the start."""
         key = (len(self.raw), self.finished)
         if self._offer is None or self._offer[:2] != key:
-            is_held = self.least > confidence.OFF and not self.finished
             offer = rules.offer(
-                confidence.whole_lines(self.raw) if is_held else self.raw,
+                self.raw,
                 before=self.start.before,
                 after=self.start.after,
                 language=self.start.language,

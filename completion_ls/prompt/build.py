@@ -24,12 +24,7 @@ from completion_ls.decode.tokens import common_prefix
 from completion_ls.engines.contract import Unfinished
 from completion_ls.prompt.formats import FimFormat, Repository, find_format
 from completion_ls.prompt.reading import Reader
-from completion_ls.prompt.window import (
-    anchor_before,
-    context_after,
-    window_after,
-    window_before,
-)
+from completion_ls.prompt.window import anchor_before, window_after, window_before
 
 CLOSERS = frozenset(")]}>\"'`;,: \t")
 CACHED_LINE = 1000
@@ -224,7 +219,8 @@ class PromptBuilder:
         return Prompt(tuple(ids), Unfinished(word, len(trunk)) if open else None)
 
     def _below(self, suffix: str, room: int) -> list[int]:
-        below = context_after(suffix, room, self._cost).strip("\n")
+        # Without the rest of the cursor's line, in which closers come and go.
+        below = window_after(suffix.partition("\n")[2], room, self._cost).strip("\n")
         return [*self._set_apart(below)] if below else []
 
     def _set_apart(self, text: str) -> tuple[int, ...]:

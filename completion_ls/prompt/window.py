@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable
 
 STARTS_ONE_IN = 16
-CONTEXT_STARTS_ONE_IN = 8
 PIECE = 256
 """A line longer than the budget is cut at a multiple of this many characters."""
 
@@ -74,27 +73,14 @@ def window_after(text: str, budget: int, cost: Callable[[str], int]) -> str:
     return "".join(kept)
 
 
-def context_after(text: str, budget: int, cost: Callable[[str], int]) -> str:
-    """As `window_after`, but from the first natural start below the cursor's line on.
-
-    For models that get the text below as context in front of everything else, where each change of
-    it costs the whole prompt: this one does not change with edits close to the cursor, nor when
-    the cursor moves by a line or two.
-    """
-    lines = _lines(text)[1:]
-    starts = (n for n, line in enumerate(lines) if _natural_start(line, CONTEXT_STARTS_ONE_IN))
-    first = next(starts, len(lines))
-    return window_after("".join(lines[first:]), budget, cost)
-
-
 def _lines(text: str) -> list[str]:
     """Lines with their ends; only LF counts, and the last is what stands after the last LF."""
     parts = text.split("\n")
     return [*(part + "\n" for part in parts[:-1]), parts[-1]]
 
 
-def _natural_start(line: str, one_in: int = STARTS_ONE_IN) -> bool:
-    return zlib.crc32(line.encode("utf-8", "replace")) % one_in == 0
+def _natural_start(line: str) -> bool:
+    return zlib.crc32(line.encode("utf-8", "replace")) % STARTS_ONE_IN == 0
 
 
 def _tail(line: str, budget: int, cost: Callable[[str], int]) -> str:

@@ -35,6 +35,7 @@ from completion_ls.bench.infill_figures import Kind
 from completion_ls.cli.main import main
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.load import Loaded, load
+from completion_ls.daemon.pieces import Piece
 from completion_ls.daemon.worker import Outgoing, Worker
 from completion_ls.prompt.build import Prompt, PromptBuilder
 from completion_ls.wire.endpoint import DaemonConfig
@@ -151,11 +152,11 @@ class Scripted:
     def prompt(self, arm: infill.Arm, before: str, after: str) -> Prompt:
         return Prompt(((1 if arm.suffix else 2) + (0 if arm.covering else 2),), None)
 
-    def pieces(self, prompt: Prompt) -> Generator[str, None, None]:
+    def pieces(self, prompt: Prompt) -> Generator[Piece, None, None]:
         self.asked.append(prompt.ids[0])
-        for piece in self.texts[prompt.ids[0]]:
+        for character in self.texts[prompt.ids[0]]:
             self.read += 1
-            yield piece
+            yield Piece(character, 0.0)
 
 
 def test_each_arm_takes_its_own_of_a_text(problem: Problem) -> None:
@@ -243,7 +244,8 @@ def test_the_texts_are_those_of_the_daemon(tiny: DaemonConfig, loaded: Loaded) -
     befores = [ABOVE + "        found += value"[:column] for column in range(23)]
     ours = []
     for before in befores:
-        ours.append("".join(writer.pieces(writer.prompt(RULES, before, "\n" + BELOW))))
+        pieces = writer.pieces(writer.prompt(RULES, before, "\n" + BELOW))
+        ours.append("".join(piece.text for piece in pieces))
         next(writer.pieces(writer.prompt(PREFIX, before, "")))  # one that is left leaves no trace
     requests = [
         Complete(id=1, document="a", prefix=before, suffix="\n" + BELOW, max_tokens=12)

@@ -150,5 +150,3 @@ def test_a_further_line_waits_until_it_is_whole() -> None:
         assert offered(suggestion) == expected
     give(suggestion, [("\n    d", 0.0)])
     assert offered(suggestion) == "a = 1\n    bc"
-    suggestion.offer_all()
-    assert offered(suggestion) == "a = 1\n    bc\n    d"

@@ -147,7 +147,19 @@ def test_without_fim_the_last_lines_stand_in_one_piece_behind_the_text_below(
     assert above and "".join(lines).startswith(above)
     assert last and "".join(lines[:60]).endswith(last)
     assert (above + "\n" + last).count("\n") == 60
-    assert below.lstrip("\n").splitlines()[0] + "\n" in lines[61:]
+    assert below.startswith("\n" + lines[61])
+    assert "".join(lines[61:]).startswith(below.lstrip("\n"))
+
+
+@pytest.mark.parametrize("rest", ["", ")", ", 2)", "  # note"])
+def test_without_fim_the_nearest_lines_below_are_seen(tokenizer_file: Path, rest: str) -> None:
+    """However few they are; the rest of the cursor's line is not."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    builder = PromptBuilder(tokenizer, "plain", frozenset())
+    for below in ("    return x\n", "    total = x\n    return total"):
+        ids = build(builder, "def f(a):\n    x = add(a", f"{rest}\n{below}")
+        apart = "\n\n\n" + below.rstrip("\n") + "\n\n\n"
+        assert tokenizer.decode(ids, skip_special_tokens=False).startswith(apart)
 
 
 def test_the_suffix_is_what_stands_behind_the_cursor(qwen: Model) -> None:
