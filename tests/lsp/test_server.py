@@ -104,9 +104,8 @@ async def test_crlf_gets_the_same_suggestion_with_crlf(editor: Window) -> None:
     answers = []
     for name, content in [("lf", text), ("crlf", text.replace("\n", "\r\n"))]:
         editor.open(f"file:///{name}.py", content)
-        answers.append((await editor.inline(f"file:///{name}.py", 4, 0))[0].insert_text)
-    assert answers[0] is not None
-    assert answers[1] == str(answers[0]).replace("\n", "\r\n")
+        answers.append(await editor.whole(f"file:///{name}.py", 4, 0))
+    assert answers[1] == answers[0].replace("\n", "\r\n")
 
 
 async def test_parts_grow_to_the_final_text(editor: Window) -> None:
@@ -669,8 +668,7 @@ async def test_accepting_is_answered_without_a_pass(eager: Window, editor: Windo
 async def test_accepting_the_first_line_shows_the_rest(eager: Window) -> None:
     uri = "file:///first_line.py"
     eager.open(uri, LONG)
-    [item] = await eager.inline(uri, 1, 4)
-    first, rest = str(item.insert_text).split("\n", 1)
+    first, rest = (await eager.whole(uri, 1, 4)).split("\n", 1)
     before = await quiet_of(eager)
     eager.insert(uri, 1, 4, first)
     [item] = await eager.inline(uri, 1, 4 + len(first))

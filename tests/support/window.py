@@ -82,6 +82,11 @@ class Window:
         answer = await self.client.text_document_inline_completion_async(params)
         return list(getattr(answer, "items", answer) or [])
 
+    async def whole(self, uri: str, line: int, character: int) -> str:
+        """The text of a suggestion up to its end, however long that takes."""
+        [item] = (await self.stream("whole", uri, line, character)).items
+        return str(item.insertText)
+
     def inline_params(
         self, uri: str, line: int, character: int, **context: Any
     ) -> t.InlineCompletionParams:
