@@ -174,7 +174,8 @@ class Suggester:
             if now.manual:
                 live.offer_all()
             return live
-        found = self._alternatives.taken_up(now) or self._known.find(now)
+        # The suggestion itself before its alternatives: what was typed may be the start of both.
+        found = self._known.find(now) or self._alternatives.taken_up(now)
         if found:
             self._ahead.follow([now])
             self._set_live(found)
