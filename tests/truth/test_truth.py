@@ -318,7 +318,7 @@ class Desk(RuleBasedStateMachine):
 def run(trained: Path, **completion: float) -> Counter[str]:
     """All histories; returns how often the answers were what."""
     chosen = Settings(
-        completion=CompletionSettings(max_tokens=20, max_lines=4, **completion),  # type: ignore[arg-type]
+        completion=CompletionSettings(max_tokens=32, max_lines=4, **completion),  # type: ignore[arg-type]
         prompt=PromptSettings(max_tokens=160),
     )
 
