@@ -352,15 +352,19 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
+    "completion",
+    [{"show_above": 0.0}, {"temperature": 0.8, "seed": 5}],
+    ids=["all that is greedy", "what is sure of what is sampled"],
 )
-def test_no_history_changes_an_answer(trained: Path, sampling: dict[str, float]) -> None:
-    counts = run(trained, **sampling)
+def test_no_history_changes_an_answer(trained: Path, completion: dict[str, float]) -> None:
+    counts = run(trained, **completion)
     log.info("answers: %s", dict(counts))
     answers = sum(counts[kind] for kind in ("same", "rest", "kept", "tie"))
     # Histories are long enough that there is something to be wrong about.
     assert answers >= 0.3 * EXAMPLES * STEPS
-    assert counts["with text"] > answers / 10 and counts["with lines"] > 0
+    assert counts["with text"] > answers / 10
+    # Of several lines the model is seldom sure.
+    assert counts["with lines"] > 0 or "show_above" not in completion
     # Where no ghost text was on the way, the place itself is what is answered.
     assert counts["same, unseen"] >= counts["rest, unseen"]
     assert counts["tie"] <= 1 + answers / 1000
