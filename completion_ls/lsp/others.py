@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
@@ -65,7 +65,7 @@ class _Held:
     """Clearly better, and not computed yet."""
     used: bool = False
     """Whether a request had what is chosen."""
-    looked: bool = field(default=False)
+    looked: bool = False
 
 
 class Others:
@@ -76,7 +76,7 @@ class Others:
         workspace: Callable[[], Workspace],
         resting_place: Callable[[Document], Place],
         warm: Warm,
-        settled: Callable[[], None],
+        settled: Callable[[Document], None],
     ) -> None:
         """`settled` is called when the document in view has its first choice, or another one."""
         self._workspace = workspace
@@ -89,7 +89,8 @@ class Others:
         """By URI, the last one last: file and language."""
         self._texts: dict[str, tuple[Document, int, str]] = {}
         self._in_view = ""
-        self._library: Library | None = None
+        self._library: tuple[object, Library] | None = None
+        """The thread's own, with what it was made of."""
         self._generation = 0
         self._thread: ThreadPoolExecutor | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -105,7 +106,6 @@ class Others:
     def start_anew(self) -> None:
         """What may be read has changed, or where it is: nothing of before is used any more."""
         self._generation += 1
-        self._library = None
         self._held.clear()
         self._look_later()
 
@@ -144,6 +144,7 @@ class Others:
         """End the thread."""
         self._stop_waiting()
         self._generation += 1
+        self._in_view = ""  # nothing is looked for any more
         if self._thread:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -216,9 +217,9 @@ class Others:
         # Importing it takes longer than a start should.
         from completion_ls.context.library import Library
 
-        if self._library is None:
-            self._library = Library(*arguments)
-        return self._library.look(query, held)
+        if self._library is None or self._library[0] != arguments:
+            self._library = arguments, Library(*arguments)
+        return self._library[1].look(query, held)
 
     def _found(
         self, document: Document, held: _Held, now: int, work: asyncio.Future[Surroundings]
@@ -239,16 +240,19 @@ class Others:
 
     def _take(self, document: Document, held: _Held, found: Surroundings) -> None:
         first, held.looked = not held.looked, True
+        in_view = unquote(document.uri) == self._in_view
         held.next = None
         if found != held.chosen:
+            held.next = found
+            if held.used and not in_view:
+                return  # it is looked for again when the user comes back
             if held.used and self._warm(document, found, lambda: _adopt(held, found)):
-                held.next = found
                 return
             _adopt(held, found)
         elif not first:
             return
-        if unquote(document.uri) == self._in_view:
-            self._settled()
+        if in_view:
+            self._settled(document)
 
     def _query(self, document: Document) -> Query:
         place = document.cursor or self._resting_place(document)
@@ -292,7 +296,8 @@ class Others:
 
 
 def _adopt(held: _Held, found: Surroundings) -> None:
-    held.chosen, held.next, held.used = found, None, False
+    if held.next is found:  # nothing else was found meanwhile
+        held.chosen, held.next, held.used = found, None, False
 
 
 def _key(uri: str) -> str:

@@ -216,15 +216,14 @@ class CompletionServer(LanguageServer):
         document = self.workspace.text_documents.get(self._in_view)
         if position and isinstance(document, Document):
             document.cursor = document.locate(position)
-        if not isinstance(document, Document) or not self.others.shown(document):
-            self.warm_up()
+        if isinstance(document, Document) and not self.others.shown(document):
+            self.warm_up(document)
 
-    def warm_up(self) -> None:
-        """Have the prompt computed for the place in the document in view where the next key probably
-        comes. Without an engine that is ready this does nothing, and is called again when it is."""
-        document = self.workspace.text_documents.get(self._in_view)
-        if self.suggester is None or not isinstance(document, Document):
-            return  # it may be closed, or one that was never opened
+    def warm_up(self, document: Document) -> None:
+        """Have the prompt computed for the place in a document where the next key probably comes.
+        Without an engine that is ready this does nothing, and is called again when it is."""
+        if self.suggester is None:
+            return
         place = resting_place(document, self.window)
         situation = self.situation(document, place, place)
         if has_enough_text(situation):
@@ -271,7 +270,9 @@ class CompletionServer(LanguageServer):
             self.state.ready(engine.model)
             while troubles:
                 self.notices.forget(troubles.pop())
-            self.warm_up()
+            document = self.workspace.text_documents.get(self._in_view)
+            if isinstance(document, Document):
+                self.warm_up(document)
 
         def failed(text: str) -> None:
             self.loading.end("failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from lsprotocol import types as t
 
 from completion_ls.config.settings import CompletionSettings, ContextSettings, Settings
+from completion_ls.context.library import Library
 from completion_ls.lsp import ahead, others, suggester
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
@@ -215,6 +216,82 @@ async def test_what_a_setting_excludes_is_gone_at_once(editor: Editor, folder: P
     assert paths(await editor.ask(uri)) == []
     await editor.looked()
     assert not any("perimeter(width" in file.text for file in editor.last.files)
+
+
+async def test_patterns_that_come_while_the_old_ones_are_read(
+    editor: Editor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_thread, go_on = threading.Event(), threading.Event()
+
+    class Slow(Library):
+        def __init__(self, folders: Sequence[Path], exclude: Sequence[str]) -> None:
+            in_thread.set()
+            assert go_on.wait(60)
+            super().__init__(folders, exclude)
+
+    monkeypatch.setattr("completion_ls.context.library.Library", Slow)
+    uri = editor.open(folder / "main.py", MAIN)
+    await asyncio.to_thread(in_thread.wait, 60)
+    editor.server.others.configure(settings(tokens=ONE_CHUNK, exclude=["shapes.py"]))
+    go_on.set()
+    await editor.looked()
+    assert not any("shapes.py" in paths(one) for one in editor.engine.requests)
+    assert "shapes.py" not in paths(await editor.ask(uri))
+
+
+async def test_what_is_chosen_late_warms_up_the_document_that_is_edited_now(
+    editor: Editor, folder: Path
+) -> None:
+    go_on = threading.Event()
+    edited = editor.open(folder / "main.py", MAIN)
+    await editor.looked()
+    editor.open(folder / "shapes.py", SHAPES)
+    await editor.looked()
+    editor.server.others._held.clear()
+    assert editor.server.others._thread
+    editor.server.others._thread.submit(go_on.wait)
+    editor.type(edited, "p")  # the client does not say that the user has come back
+    before = len(editor.engine.requests)
+    go_on.set()
+    await editor.looked()
+    assert [one.document for one in editor.engine.requests[before:]] == [edited]
+
+
+async def test_a_document_that_was_left_waits_for_its_new_files(
+    editor: Editor, folder: Path
+) -> None:
+    uri = editor.open(folder / "main.py", MAIN)
+    await editor.looked()
+    assert paths(await editor.ask(uri)) == ["shapes.py"]
+    await editor.looked()
+    go_on = threading.Event()
+    assert editor.server.others._thread
+    editor.server.others._thread.submit(go_on.wait)
+    editor.type(uri, OTHER)
+    await until(lambda: editor.server.others._looking)
+    editor.open(folder / "shapes.py", SHAPES)  # the user has left meanwhile
+    before = len(editor.engine.requests)
+    go_on.set()
+    await editor.looked()
+    assert uri not in [one.document for one in editor.engine.requests[before:]]
+    editor.server.in_view(uri, None)
+    await editor.looked()
+    assert (editor.last.document, paths(editor.last)) == (uri, ["colours.py"])
+
+
+async def test_nothing_is_looked_for_behind_the_end(editor: Editor, folder: Path) -> None:
+    go_on = threading.Event()
+    editor.server.others._thread = ThreadPoolExecutor(1)
+    uri = editor.open(folder / "main.py", MAIN)
+    editor.server.others._thread.submit(go_on.wait)
+    editor.server.in_view(uri, None)  # while it is looked around already
+    troubles: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    await editor.server.close()
+    go_on.set()
+    await until(lambda: not editor.server.others._looking)
+    await settle()
+    assert troubles == []
 
 
 async def test_an_open_document_is_read_as_it_stands_in_the_editor(folder: Path) -> None:
