@@ -238,7 +238,8 @@ class Suggester:
                     suggestion.shown = now, shown
                     last = shown
                 until = not_before if held_s > 0 else None
-                if enough_at is not None and suggestion.whole_lines_at(now):
+                is_enough = not suggestion.finished and suggestion.whole_lines_at(now)
+                if enough_at is not None and is_enough:
                     if clock() >= enough_at:
                         suggestion.cursor = now  # nobody waits for the rest, but it is wanted
                         return True

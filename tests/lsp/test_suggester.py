@@ -538,6 +538,17 @@ async def test_a_line_that_replaces_text_right_of_the_cursor_waits(alone: Sessio
     assert not task.done()
 
 
+async def test_what_is_complete_waits_for_the_debounce_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suggester, "ENOUGH_S", 3600.0)
+    session = Session(ahead=False, debounce_ms=50)
+    task = await begin(session, at(AREA))
+    session.engine.finish(0, "size = 1\n    return size\n")
+    assert text_of(await asyncio.wait_for(task, 60)) == "size = 1\n    return size"
+    session.suggester.end_all()
+
+
 async def test_a_line_that_the_limit_cut_is_not_offered_behind_others(alone: Session) -> None:
     task = alone.ask(at(AREA))
     await settle()
