@@ -24,6 +24,8 @@ from completion_ls.lsp.kept import Kept
 
 MOST = 64
 """So many offers can be accepted: the newest."""
+MOST_LINES = 200
+"""No text is longer, so what stands farther below its beginning is none of it."""
 MENU = 9
 """The number of the completion menu's item; inline completion's own count from 0."""
 LEAST_AT_ONCE = 4
@@ -38,7 +40,7 @@ class _Offer:
     model: str
     place: Stretch
     """It begins where the texts begin, and follows the edits."""
-    source: object
+    source: object = None
     """The suggestion it comes from. Only where the text has come to its end that makes a difference."""
     texts: dict[int, str] = field(default_factory=dict)
     """The whole texts by the number of the item, as far as the editor has them."""
@@ -66,6 +68,12 @@ class _Offer:
     @property
     def is_typed_out(self) -> bool:
         return self.typed >= len(self.text)
+
+    def before(self, place: Place) -> str | None:
+        """What stands between its beginning and a place; None where that is elsewhere."""
+        if not self.start <= place or place.line - self.start.line > MOST_LINES:
+            return None
+        return clean(self.document.between(self.start, place))
 
     def find(self, typed: str) -> tuple[int, int] | None:
         """How much of a text was typed, and of which; None where it is another text."""
@@ -109,7 +117,7 @@ class Offers:
         """A text, with LF line ends, goes to the editor as the item of this number; it is to begin at
         `start`, and the first `own` characters of it are not the model's. Returns the item's command."""
         one = self._live.get(document)
-        before = self._before(one, document, start, text, source, number) if one else None
+        before = self._before(one, start, text, source, number) if one else None
         if one is None or before is None:
             if one:
                 self._end(one)
@@ -130,7 +138,7 @@ class Offers:
         if one is None:
             return
         for cursor in cursors:
-            typed = clean(document.between(one.start, cursor)) if cursor >= one.start else None
+            typed = one.before(cursor)
             found = None if typed is None else one.find(typed)
             if found:
                 break
@@ -174,7 +182,7 @@ class Offers:
 
     def _begin(self, document: Document, start: Place, model: str) -> _Offer:
         self._count += 1
-        one = _Offer(f"{self._prefix}-{self._count}", document, model, Stretch(start, start), None)
+        one = _Offer(f"{self._prefix}-{self._count}", document, model, Stretch(start, start))
         document.follow(one.place)
         self._all[one.id] = self._live[document] = one
         if len(self._all) > MOST:
@@ -185,18 +193,12 @@ class Offers:
         return one
 
     def _before(
-        self,
-        one: _Offer,
-        document: Document,
-        start: Place,
-        text: str,
-        source: object,
-        number: int,
+        self, one: _Offer, start: Place, text: str, source: object, number: int
     ) -> str | None:
         """What of an offer was typed, where this text is the rest of it; None where it is another."""
-        if start < one.start:
+        before = one.before(start)
+        if before is None:
             return None
-        before = clean(document.between(one.start, start))
         typed = one.find(before)
         if typed and typed[0] == len(one.texts[typed[1]]) and source is not one.source:
             return None  # the next one, after this one was typed out
@@ -236,6 +238,7 @@ class Offers:
             self._counts.add(one.model, **{count_file.REJECTED: 1})
 
     def _leave(self, one: _Offer) -> None:
+        one.source = None  # it holds much text
         if self._live.get(one.document) is one:
             del self._live[one.document]
 

@@ -458,15 +458,14 @@ async def inline_items(
         raise JsonRpcRequestCancelled("The document changed; ask again.")
     if shown is None:
         return []
-    items = [item(shown)]
+    others: list[Shown] = []
     if manual and chosen is None:
-        if partial:
-            partial(items[0])  # the others take their time
+        grown(shown)  # the others take their time
         others = await server.configured().alternatives(situation, shown)
         if not server.is_current(document, seen):
             raise JsonRpcRequestCancelled("The document changed; ask again.")
-        items += [item(other, number) for number, other in enumerate(others, 1)]
-    return items
+    # Only now: each item is counted as one that went to the editor.
+    return [item(one, number) for number, one in enumerate([shown, *others])]
 
 
 async def stream_items(

@@ -147,6 +147,19 @@ async def test_what_never_went_to_the_editor_was_not_shown(desk: Desk) -> None:
     assert desk.counted() == {}
 
 
+async def test_by_hand_it_counts_when_the_alternatives_are_there_too(desk: Desk) -> None:
+    by_hand = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Invoked)
+    place = desk.at(len(AREA))
+    task = asyncio.create_task(lsp.inline_items(desk.server, URI, place, by_hand))
+    await settle()
+    desk.engine.finish(0, BODY)
+    await settle()
+    assert len(desk.engine.answers) > 1  # they are drawn
+    task.cancel()
+    await settle()
+    assert desk.counted() == {}
+
+
 async def test_typed_out_is_neither_accepted_nor_rejected(desk: Desk) -> None:
     await desk.show("pass")
     for letter in "pass":
@@ -252,6 +265,13 @@ async def test_going_elsewhere_is_a_rejection(desk: Desk) -> None:
     desk.edit("\n")
     await desk.ask("pass")
     assert desk.counted() == {"shown": 2, "rejected": 1}
+
+
+async def test_what_is_over_holds_no_suggestion(told: Desk) -> None:
+    for number in range(3):
+        told.offers.used(await told.show(), "reject", None)
+        told.edit(f"\n    x{number} = 1\n    ")
+    assert [one.source for one in told.offers._all.values()] == [None] * 3
 
 
 async def test_an_alternative_is_accepted(desk: Desk) -> None:
