@@ -68,16 +68,17 @@ class Permitted:
     def place(self, file: Path) -> Place | None:
         """Where a file stands, whether it may be read or not; None outside the workspace."""
         real = _real(file)
-        inside = [folder for folder in self._folders if folder in real.parents]
-        if not inside:
+        folder = self._around(real)
+        if folder is None:
             return None
-        folder = max(inside, key=lambda one: len(one.parts))
         return Place(self._folders.index(folder), real.relative_to(folder).as_posix())
 
     def allows(self, file: Path) -> bool:
         """Whether the file may be read."""
         real, named = _real(file), _absolute(file)
-        return self._allows(real) and (named == real or self._allows_name(named))
+        if self._around(real) is None:
+            return False
+        return all(self._allows_name(path) for path in dict.fromkeys((real, named)))
 
     def folder(self, place: Place) -> Path:
         """The folder of a place."""
@@ -87,20 +88,18 @@ class Permitted:
         """The file at a place."""
         return self.folder(place) / place.path
 
-    def _allows(self, real: Path) -> bool:
-        place = self.place(real)
-        if place is None or _is_secret(place.path):
-            return False
-        return not self._is_ignored(self._folders[place.folder], real)
-
     def _allows_name(self, named: Path) -> bool:
-        """The same for the name of a symbolic link, or a path over one."""
-        if _is_secret(named.name):
-            return False
-        inside = [folder for folder in self._folders if folder in named.parents]
-        return not inside or not self._is_ignored(
-            max(inside, key=lambda one: len(one.parts)), named
-        )
+        """Whether a path may be read by its names; it may be one over symbolic links, from outside, too."""
+        folder = self._around(named)
+        if folder is None:
+            return not _is_secret(named.name)
+        path = named.relative_to(folder).as_posix()
+        return not _is_secret(path) and not self._is_ignored(folder, named)
+
+    def _around(self, file: Path) -> Path | None:
+        """The innermost folder of the workspace in which a path lies."""
+        inside = [folder for folder in self._folders if folder in file.parents]
+        return max(inside, key=lambda one: len(one.parts), default=None)
 
     def _is_ignored(self, folder: Path, file: Path) -> bool:
         path = file.relative_to(folder)

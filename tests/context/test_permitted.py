@@ -61,6 +61,14 @@ def test_links_count_where_they_lead(folder: Path, tmp_path: Path) -> None:
     assert Permitted([tmp_path / "link"], []).allows(tmp_path / "link" / "real.py")
 
 
+def test_a_folder_of_secrets_that_is_a_link(folder: Path) -> None:
+    write(folder / "deploy" / "settings.py")
+    (folder / ".aws").symlink_to(folder / "deploy")
+    rules = Permitted([folder], [])
+    assert rules.allows(folder / "deploy" / "settings.py")
+    assert not rules.allows(folder / ".aws" / "settings.py")
+
+
 def test_a_link_that_is_ignored_by_its_own_name(folder: Path) -> None:
     real = write(folder / "real.py")
     (folder / "hidden.py").symlink_to(real)
