@@ -110,12 +110,12 @@ def _definitions(language: str, root: Node) -> list[_Definition]:
         [node, *_] = match[kind]
         one = found.setdefault((node.start_byte, -node.end_byte), _definition(node, kind))
         for name in match.get("name", []):
-            *outer, inner = _NAME.findall(_text(name)) or [""]
+            *outer, inner = _NAME.findall(trees.text_of(name)) or [""]
             if "operator" not in outer and inner:
                 one.names.add(inner)
                 one.owners.update(outer)  # Type::method
         for owner in match.get("owner", []):
-            one.owners.update(_NAME.findall(_text(owner)))
+            one.owners.update(_NAME.findall(trees.text_of(owner)))
     top: list[_Definition] = []
     open: list[_Definition] = []
     for _, one in sorted(found.items()):
@@ -241,10 +241,6 @@ def _all(definitions: Sequence[_Definition]) -> Iterator[_Definition]:
     for one in definitions:
         yield one
         yield from _all(one.members)
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "replace")
 
 
 def _end(node: Node) -> int:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from tree_sitter import Node
-
 from completion_ls.context import queries, trees
 from completion_ls.context.languages import family
+from completion_ls.context.permitted import read_text
 from completion_ls.context.words import names
 from completion_ls.syntax.languages import LANGUAGES
 
 MOST_OF_FOLDER = 12
 """Files of one package, where a package is a folder."""
 _SCRIPTS = (".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", ".mts", ".cts")
+_MADE = (".js", ".jsx", ".mjs", ".cjs")
+"""Endings of what is made of TypeScript, which wants a module to be named so."""
 _INDEX = tuple(f"index{ending}" for ending in _SCRIPTS)
 _QUOTES = "\"'`"
 
@@ -38,8 +40,8 @@ def imports_of(language: str, text: str) -> list[Import]:
     found: dict[Import, None] = {}
     for match in trees.matches(queries.imports(language), root):
         [statement], [module, *_] = match["import"], match["module"]
-        named = _text(module)
-        rest = _text(statement).replace(named, " ", 1) if "\n" not in named else named
+        named = trees.text_of(module)
+        rest = trees.text_of(statement).replace(named, " ", 1) if "\n" not in named else named
         own = names(rest) | names(named.rpartition(".")[2].rpartition("::")[2])
         found[Import(named.strip(_QUOTES), frozenset(own))] = None
     return list(found)
@@ -58,7 +60,7 @@ def imported_files(language: str, imports: list[Import], file: Path, folder: Pat
     }.get(family(language))
     found: dict[Path, None] = {}
     for path in find(imports, file, folder) if find else ():
-        if path != file and path not in found and path.is_file():
+        if path != file and path not in found and _is_file(path):
             found[path] = None
     return list(found)
 
@@ -77,9 +79,9 @@ def _python_modules(imports: list[Import], file: Path, folder: Path) -> Iterator
         parts = [part for part in rest.split(".") if part]
         for root in above[dots - 1 : dots] if dots else roots:
             module = root.joinpath(*parts)
-            inner = [module / name for name in sorted(one.names)] if module.is_dir() else []
+            inner = [module / name for name in sorted(one.names)] if _is_folder(module) else []
             for path in (module, *inner):
-                yield path.with_name(path.name + ".py")
+                yield _ending(path, ".py")
                 yield path / "__init__.py"
 
 
@@ -87,17 +89,11 @@ def _scripts(imports: list[Import], file: Path, folder: Path) -> Iterator[Path]:
     for one in imports:
         if not one.module.startswith("."):
             continue
-        path = file.parent / one.module
-        path = Path(*_plain(path))
+        path = _plain(file.parent / one.module)
         yield path
         for ending in _SCRIPTS:
-            yield path.with_name(path.name + ending)
-        if path.suffix in (
-            ".js",
-            ".jsx",
-            ".mjs",
-            ".cjs",
-        ):  # as TypeScript wants it for what it makes
+            yield _ending(path, ending)
+        if path.suffix in _MADE:
             yield path.with_suffix(path.suffix.replace("j", "t"))
             yield path.with_suffix(".ts")
             yield path.with_suffix(".tsx")
@@ -112,7 +108,7 @@ def _rust_modules(imports: list[Import], file: Path, folder: Path) -> Iterator[P
             one
             for one in file.parents
             if folder in (one, *one.parents)
-            and any((one / name).is_file() for name in ("lib.rs", "main.rs"))
+            and any(_is_file(one / name) for name in ("lib.rs", "main.rs"))
         ),
         None,
     )
@@ -133,13 +129,12 @@ def _rust_modules(imports: list[Import], file: Path, folder: Path) -> Iterator[P
 def _rust_files(start: Path, parts: list[str]) -> Iterator[Path]:
     """The deepest module that a path names; behind it are names in the module."""
     deepest: Path | None = None
-    if start.is_dir():
-        owner = [start / "lib.rs", start / "main.rs", start / "mod.rs", start.with_suffix(".rs")]
-        deepest = next((one for one in owner if one.is_file()), None)
+    if _is_folder(start):
+        owner = [start / "lib.rs", start / "main.rs", start / "mod.rs", _ending(start, ".rs")]
+        deepest = next(filter(_is_file, owner), None)
     for part in parts:
         start /= part
-        files = (start.with_name(part + ".rs"), start / "mod.rs")
-        inner = next((one for one in files if one.is_file()), None)
+        inner = next(filter(_is_file, (_ending(start, ".rs"), start / "mod.rs")), None)
         if inner is None:
             break
         deepest = inner
@@ -168,11 +163,11 @@ def _rust_paths(text: str) -> list[list[str]]:
 def _go_package(imports: list[Import], file: Path, folder: Path) -> Iterator[Path]:
     yield from _of_folder(file.parent, ".go")
     roots = (one for one in file.parents if folder in (one, *one.parents))
-    root = next((one for one in roots if (one / "go.mod").is_file()), None)
+    root = next((one for one in roots if _is_file(one / "go.mod")), None)
     if root is None:
         return
-    head = (root / "go.mod").read_bytes()[:4096].decode("utf-8", "replace")
-    module = re.search(r"^\s*module\s+\"?([^\s\"]+)", head, re.MULTILINE)
+    text = read_text(root / "go.mod") or ""
+    module = re.search(r"^\s*module\s+\"?([^\s\"]+)", text, re.MULTILINE)
     for one in imports if module else ():
         assert module
         if one.module == module[1] or one.module.startswith(module[1] + "/"):
@@ -183,8 +178,8 @@ def _included(imports: list[Import], file: Path, folder: Path) -> Iterator[Path]
     above = [one for one in file.parents if one == folder or folder in one.parents]
     for one in imports:
         for root in (file.parent, *above[1:], *(top / "include" for top in above), folder / "src"):
-            path = Path(*_plain(root / one.module))
-            if path.is_file():
+            path = _plain(root / one.module)
+            if _is_file(path):
                 yield path
                 break
     for ending in (".h", ".hpp", ".hh"):
@@ -199,9 +194,8 @@ def _java_classes(imports: list[Import], file: Path, folder: Path) -> Iterator[P
         for root in roots:
             inside = root.joinpath(*package)
             yield inside / f"{name}.java"
-            yield inside.with_name(inside.name + ".java")  # a static import, or an inner class
-            if (whole := root.joinpath(*package, name)).is_dir():  # a.b.*
-                yield from _of_folder(whole, ".java")
+            yield _ending(inside, ".java")  # a static import, or an inner class
+            yield from _of_folder(inside / name, ".java")  # a.b.*
     yield from _of_folder(file.parent, ".java")
 
 
@@ -213,16 +207,22 @@ def _of_folder(folder: Path, ending: str) -> Iterator[Path]:
     yield from [one for one in files if not one.stem.endswith("_test")][:MOST_OF_FOLDER]
 
 
-def _plain(path: Path) -> list[str]:
-    """The parts of a path without `.` and `..`."""
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and len(parts) > 1:
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return parts
+def _plain(path: Path) -> Path:
+    """A path without `.` and `..`."""
+    return Path(os.path.normpath(path))
 
 
-def _text(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "replace")
+def _ending(path: Path, ending: str) -> Path:
+    """The file beside a folder that is named like it. (`with_name` raises for some paths.)"""
+    return path.parent / (path.name + ending)
+
+
+# `Path.is_file` raises where a name is too long, or a folder must not be looked into.
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112

@@ -32,3 +32,8 @@ def matches(query: Query, root: Node) -> Iterator[dict[str, list[Node]]]:
     for child in root.named_children:
         for _, found in QueryCursor(query).matches(child):
             yield found
+
+
+def text_of(node: Node) -> str:
+    """The text of a node."""
+    return (node.text or b"").decode("utf-8", "replace")

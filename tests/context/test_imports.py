@@ -148,3 +148,25 @@ def test_a_file_does_not_import_itself(tmp_path: Path) -> None:
 
 def test_other_languages_import_nothing(tmp_path: Path) -> None:
     assert found(tmp_path, "ruby", "a.rb", 'require "./b"\n', ["b.rb"]) == set()
+
+
+LONG = "a" * 5000
+ODD = [
+    ("python", f"import {LONG}"),
+    ("python", f"from .{LONG} import x"),
+    ("typescript", f'import x from "./{LONG}";'),
+    ("typescript", 'import x from "../../../../../../../../../../../..";'),
+    ("c", f'#include "{LONG}"'),
+    ("c", '#include "a\0b"'),
+    ("go", f'package a\nimport "work/{LONG}"'),
+    ("java", f"import {LONG}.{LONG};"),
+    ("rust", f"use {LONG}::{LONG};"),
+    ("rust", "use super::super::super::super::super::super::super::super::super::x;"),
+    ("rust", "use a::/* /b/c */d;"),
+]
+
+
+@pytest.mark.parametrize(("language", "text"), ODD)
+def test_paths_that_there_cannot_be_are_no_files(tmp_path: Path, language: str, text: str) -> None:
+    (tmp_path / "go.mod").write_text("module work\n")
+    assert found(tmp_path, language, "here", text + "\n", []) == set()
