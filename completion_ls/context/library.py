@@ -28,7 +28,8 @@ MOST_CHARACTERS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    text: str
+    size: int
+    """In characters."""
     language: str
     chunks: list[Chunk]
     imports: list[Import]
@@ -75,7 +76,7 @@ class Library:
             read = self._read(opened)
             if read is None:
                 continue
-            left -= len(read.text)
+            left -= read.size
             found[place] = Source(place, read.language, read.chunks, place in marked, age)
         return list(found.values())
 
@@ -140,12 +141,5 @@ def _read(opened: Opened) -> _Read | None:
         text = read_text(opened.file)
     if text is None or not is_code(text):
         return None
-    text = clean(text)
     language = opened.language or language_of(opened.file)
-    return _Read(text, language, chunks_of(language, text), imports_of(language, text))
-
-
-def clean(text: str) -> str:
-    """LF line ends, and U+FFFD for what is half a surrogate pair."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return _Read(len(text), language, chunks_of(language, text), imports_of(language, text))

@@ -148,7 +148,7 @@ class Permitted:
 
 
 def read_text(file: Path) -> str | None:
-    """The text of a file; None where it is none, or too much, or cannot be read."""
+    """The text of a file with LF line ends; None where it is none, or too much, or cannot be read."""
     try:
         # A pipe would be waited for.
         if not stat.S_ISREG(file.stat().st_mode):
@@ -158,6 +158,7 @@ def read_text(file: Path) -> str | None:
         text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text if len(data) <= MAX_LENGTH and is_code(text) else None
 
 

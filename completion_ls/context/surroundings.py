@@ -18,7 +18,8 @@ program."""
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A document of the editor, or one that was: then `text` is None, and its file is read."""
+    """A document of the editor, or one that was: then `text`, with LF line ends, is None, and its file is
+    read."""
 
     file: Path
     language: str

@@ -264,11 +264,11 @@ class Others:
             document.language_id or "",
             before + clean(document.after(place, BELOW)),
             before.count("\n"),
-            self._others(unquote(document.uri)),
+            self._opened(unquote(document.uri)),
             self._settings.prompt.max_tokens // FILES_SHARE * CHARACTERS_PER_TOKEN,
         )
 
-    def _others(self, uri: str) -> list[Opened]:
+    def _opened(self, uri: str) -> list[Opened]:
         """The documents that were edited or shown before this one, the last one first; then those
         that are open and never were."""
         documents = self._workspace().text_documents
@@ -290,7 +290,7 @@ class Others:
         """The text of an open document; None where it is too long."""
         known = self._texts.get(uri)
         if known is None or known[:2] != (document, document.edits):
-            text = document.before(document.end, MAX_LENGTH + 1)
+            text = clean(document.before(document.end, MAX_LENGTH + 1))
             known = self._texts[uri] = document, document.edits, text
         return known[2] if len(known[2]) <= MAX_LENGTH else None
 

@@ -296,11 +296,12 @@ async def test_nothing_is_looked_for_behind_the_end(editor: Editor, folder: Path
 
 async def test_an_open_document_is_read_as_it_stands_in_the_editor(folder: Path) -> None:
     editor = Editor([folder], settings())
-    changed = SHAPES.replace("width", "breadth").replace("\n", "\r\n")
+    changed = SHAPES.replace("width", "breadth").replace("\n", "\r\n").replace("sides", "\ud800")
     editor.open(folder / "shapes.py", changed)
     editor.open(folder / "main.py", MAIN)
     await editor.looked()
-    assert [file.text for file in editor.last.files] == [SHAPES.replace("width", "breadth")]
+    text = SHAPES.replace("width", "breadth").replace("sides", "\ufffd")
+    assert [file.text for file in editor.last.files] == [text]
     await editor.server.close()
 
 
