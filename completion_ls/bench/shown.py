@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from completion_ls.lsp.documents import common_length
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -84,14 +86,6 @@ def first_line(text: str) -> str:
     return text[: len(text) - len(body)] + body.partition("\n")[0]
 
 
-def common(a: str, b: str) -> int:
-    """Length of the common beginning."""
-    size = 0
-    while size < min(len(a), len(b)) and a[size] == b[size]:
-        size += 1
-    return size
-
-
 def worth(keys: Sequence[Key]) -> Worth:
     """Of a session's keys, in their order."""
     found = Worth(typed=len(keys))
@@ -111,7 +105,7 @@ def worth(keys: Sequence[Key]) -> Worth:
             shown=bool(key.shown),
             right=bool(key.shown) and key.came.startswith(line),
             characters=len(key.shown),
-            characters_right=common(key.shown, key.came),
+            characters_right=common_length(key.shown, key.came),
             lines=key.shown.count("\n") + 1 if key.shown else 0,
             accepted=bool(accepted),
             saved=max(0, len(accepted) - 1),
