@@ -8,6 +8,7 @@ members, all else at blank lines and where the indentation is least.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,11 +84,11 @@ def chunks_of(language: str, text: str) -> list[Chunk]:
     if not lines:
         return []
     if language not in LANGUAGES:
-        return [_chunk(lines, span, []) for span in _blocks(lines, 0, len(lines))]
+        return _chunks(lines, _blocks(lines, 0, len(lines)), [])
     data = text.encode("utf-8", "surrogatepass")
     definitions = _definitions(language, trees.parse(language, data).root_node)
     spans = _divided(lines, 0, len(lines), definitions)
-    return [_chunk(lines, span, definitions) for span in spans]
+    return _chunks(lines, spans, definitions)
 
 
 def enclosing(language: str, text: str, line: int) -> tuple[int, int]:
@@ -224,17 +225,29 @@ def _joined(lines: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[tupl
     return joined
 
 
-def _chunk(
-    lines: Sequence[str], span: tuple[int, int], definitions: Sequence[_Definition]
-) -> Chunk:
-    first, last = span
-    inside = [one for one in _all(definitions) if first <= one.first < last]
-    own = {name for one in inside for name in one.names}
-    owners = {name for one in inside for name in one.owners} - own
-    # A piece of a long function belongs to it.
-    around = [one for one in _all(definitions) if one.first < first < one.last]
-    owners |= {name for one in around for name in one.names}
-    return Chunk(first, "".join(lines[first:last]), frozenset(own), frozenset(owners))
+def _chunks(
+    lines: Sequence[str], spans: Sequence[tuple[int, int]], definitions: Sequence[_Definition]
+) -> list[Chunk]:
+    """The chunks of spans that follow each other; each definition is looked at once, since a file may
+    have thousands."""
+    starts = [first for first, _ in spans]
+    own, owners, around = ([set[str]() for _ in spans] for _ in range(3))
+    for one in _all(definitions):
+        behind = bisect_right(starts, one.first)
+        own[behind - 1] |= one.names
+        owners[behind - 1] |= one.owners
+        # A piece of a long function belongs to it.
+        for index in range(behind, bisect_left(starts, one.last)):
+            around[index] |= one.names
+    return [
+        Chunk(
+            first,
+            "".join(lines[first:last]),
+            frozenset(own[index]),
+            frozenset(owners[index] - own[index] | around[index]),
+        )
+        for index, (first, last) in enumerate(spans)
+    ]
 
 
 def _all(definitions: Sequence[_Definition]) -> Iterator[_Definition]:

@@ -369,3 +369,12 @@ def test_this_package() -> None:
     for file in package.rglob("*.py"):
         text = file.read_text()
         assert "".join(chunk.text for chunk in chunks_of("python", text)) == text
+
+
+def test_a_file_of_thousands_of_definitions() -> None:
+    # Where each chunk looks at each definition, this takes minutes.
+    text = "".join(f"NAME_{number} = {number}\n" for number in range(8000))
+    chunks = chunks_of("python", text)
+    assert "".join(chunk.text for chunk in chunks) == text
+    for chunk in chunks:
+        assert chunk.defines == {line.split()[0] for line in chunk.text.splitlines()}
