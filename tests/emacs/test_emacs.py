@@ -86,6 +86,7 @@ class Emacs(Terminal):
         command = ["emacs", "-nw", "-Q", "-l", str(self._folder / "init.el"), str(file)]
         variables = {
             "HOME": str(self._folder),
+            "COMPLETION_LS_CACHE_DIR": str(paths.cache_dir()),  # not that of the new home
             "LC_ALL": "C.UTF-8",
             "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
         }
