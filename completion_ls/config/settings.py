@@ -127,7 +127,7 @@ class CompletionSettings(Section):
     in_strings: Annotated[bool, Field(strict=True)] = True
     """Offer suggestions in strings (docstrings are strings), too, where they were not asked for by
     hand."""
-    show_above: Annotated[float, Field(ge=0, le=1)] = 0.4
+    show_above: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Probability of being right that ghost text has at least: it ends where the model is less sure, and
     where it is so from the start there is none. 0 shows everything, as asking by hand does."""
     ahead: Annotated[bool, Field(strict=True)] = True
