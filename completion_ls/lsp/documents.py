@@ -72,6 +72,11 @@ def clean(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def key_of(uri: str) -> str:
+    """What a document goes by, however its URI is written."""
+    return clean(unquote(uri))
+
+
 def split_lines(text: str) -> list[str]:
     """The lines of a text with their line ends. The last one has none and may be empty."""
     if "\n" not in text and "\r" not in text:

@@ -28,7 +28,7 @@ from completion_ls.context.surroundings import (
     Query,
     Surroundings,
 )
-from completion_ls.lsp.documents import Document, Place, clean
+from completion_ls.lsp.documents import Document, Place, clean, key_of
 
 if TYPE_CHECKING:
     from completion_ls.context.library import Library
@@ -125,7 +125,7 @@ class Others:
             return False
         self._note(document)
         self._look()
-        held = self._held.get(_key(document.uri))
+        held = self._held.get(key_of(document.uri))
         return held is None or not held.looked
 
     def used(self, document: Document) -> None:
@@ -137,7 +137,7 @@ class Others:
 
     def closed(self, uri: str) -> None:
         """A document was closed. Its file, as it is on the disk, remains one of the recent ones."""
-        self._held.pop(_key(uri), None)
+        self._held.pop(key_of(uri), None)
         self._texts.pop(unquote(uri), None)
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Others:
         document = self._workspace().text_documents.get(self._in_view)
         if not isinstance(document, Document) or not self._is_wanted(document):
             return
-        held = self._held.setdefault(_key(document.uri), _Held())
+        held = self._held.setdefault(key_of(document.uri), _Held())
         query = self._query(document)
         self._looking, self._again = True, False
         if self._thread is None:
@@ -233,7 +233,7 @@ class Others:
             log.warning("no context from other files: %s", type(error).__name__)
         else:
             found = work.result()
-        if now == self._generation and self._held.get(_key(document.uri)) is held:
+        if now == self._generation and self._held.get(key_of(document.uri)) is held:
             self._take(document, held, found)
         if self._again:
             self._look()
@@ -298,7 +298,3 @@ class Others:
 def _adopt(held: _Held, found: Surroundings) -> None:
     if held.next is found:  # nothing else was found meanwhile
         held.chosen, held.next, held.used = found, None, False
-
-
-def _key(uri: str) -> str:
-    return clean(unquote(uri))

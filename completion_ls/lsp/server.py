@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,7 +10,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 from lsprotocol import types
-from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcRequestCancelled
+from pygls.exceptions import FeatureRequestError, JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from completion_ls import __version__
@@ -20,18 +19,19 @@ from completion_ls.config.sources import resolve
 from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp import messages
 from completion_ls.lsp.counts import Counts
-from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean
+from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean, key_of
 from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
+from completion_ls.lsp.items import completion_items, inline_items, stream_items
 from completion_ls.lsp.notices import Notices
-from completion_ls.lsp.occasion import has_enough_text, is_wanted
-from completion_ls.lsp.offers import MENU, Offers
+from completion_ls.lsp.occasion import has_enough_text
+from completion_ls.lsp.offers import Offers
 from completion_ls.lsp.others import Others
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
-from completion_ls.lsp.situation import MOST_CLOSERS, Shown, Situation
+from completion_ls.lsp.situation import MOST_CLOSERS, Situation
 from completion_ls.lsp.state import EngineState
 from completion_ls.lsp.suggester import Suggester
-from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
+from completion_ls.wire.client import EngineClient, Watcher
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Ready
 
@@ -198,7 +198,7 @@ class CompletionServer(LanguageServer):
         before = clean(document.before(start, limit)) + head
         cursor = start.behind(head)
         return Situation(
-            uri=_key(document.uri),
+            uri=key_of(document.uri),
             line=cursor.line,
             column=cursor.column,
             before=before[-limit:],
@@ -402,7 +402,7 @@ def follow_change(
         return
     partial = [one for one in changes if isinstance(one, types.TextDocumentContentChangePartial)]
     if len(partial) < len(changes):
-        server.suggester.forget(_key(uri))
+        server.suggester.forget(key_of(uri))
         return
     change = partial[-1]  # Neovim gathers what is typed fast
     text = re.sub("\r\n?", "\n", change.text)
@@ -411,150 +411,10 @@ def follow_change(
     closers = min(MOST_CLOSERS, len(text) - len(text.rstrip(CLOSERS)))
     places = [Place(end.line, end.column - back) for back in range(closers + 1)]
     server.offers.changed(document, begin, places, len(text))
-    if not server.suggester.follows(_key(uri)):
+    if not server.suggester.follows(key_of(uri)):
         return  # nothing to end: spare the windows of text
     situations = [server.situation(document, place, place) for place in places]
     server.suggester.changed(situations, len(text))
-
-
-async def inline_items(
-    server: CompletionServer,
-    uri: str,
-    position: types.Position,
-    context: types.InlineCompletionContext,
-    partial: Callable[[types.InlineCompletionItem], None] | None = None,
-) -> list[types.InlineCompletionItem]:
-    """The items for a position; `partial` is called with the item as it grows. Without it, the item
-    may be the first lines of what comes."""
-    server.supersede("inline", uri)
-    document = server.document(uri)
-    if document is None:
-        return []
-    manual = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
-    start = end = document.cursor = document.locate(position)
-    server.others.used(document)
-    chosen = context.selected_completion_info
-    if chosen is not None:
-        # The suggest widget is open on an item: continue as if it had been accepted already.
-        start, end = document.locate(chosen.range.start), document.locate(chosen.range.end)
-    head = clean(chosen.text) if chosen else ""
-    situation = server.situation(document, start, end, head=head, manual=manual)
-    seen = document.edits
-
-    def item(shown: Shown, number: int = 0) -> types.InlineCompletionItem:
-        last = Place(end.line, end.column + shown.replace_after)
-        return types.InlineCompletionItem(
-            insert_text=(head + shown.text).replace("\n", document.eol),
-            range=types.Range(document.position(start), document.position(last)),
-            command=offered(server, document, start, head, shown, number),
-        )
-
-    def grown(shown: Shown) -> None:
-        if partial and server.is_current(document, seen):
-            partial(item(shown))
-
-    shown = await ask(server, situation, grown if partial else None)
-    if not server.is_current(document, seen):
-        raise JsonRpcRequestCancelled("The document changed; ask again.")
-    if shown is None:
-        return []
-    others: list[Shown] = []
-    if manual and chosen is None:
-        grown(shown)  # the others take their time
-        others = await server.configured().alternatives(situation, shown)
-        if not server.is_current(document, seen):
-            raise JsonRpcRequestCancelled("The document changed; ask again.")
-    # Only now: each item is counted as one that went to the editor.
-    return [item(one, number) for number, one in enumerate([shown, *others])]
-
-
-async def stream_items(
-    server: CompletionServer, params: messages.StreamInlineCompletionParams
-) -> types.InlineCompletionList:
-    """As `inline_items`, with a notification for every growth and a last one that says `done`."""
-    count = itertools.count()
-
-    def send(items: list[types.InlineCompletionItem], *, done: bool) -> None:
-        part = messages.PartialInlineCompletionParams(params.streamId, next(count), items, done)
-        server.protocol.notify(messages.PARTIAL_INLINE_COMPLETION, part)
-
-    items = await inline_items(
-        server,
-        params.textDocument.uri,
-        params.position,
-        params.context,
-        lambda item: send([item], done=False),
-    )
-    send(items, done=True)
-    return types.InlineCompletionList(items=items)
-
-
-async def completion_items(
-    server: CompletionServer, params: types.CompletionParams
-) -> types.CompletionList | None:
-    """The suggestion as an item of the completion menu, for editors without inline completion."""
-    server.supersede("completion", params.text_document.uri)
-    document = server.document(params.text_document.uri)
-    if document is None or not server.settings.server.completion_items:
-        return None
-    place, seen = document.locate(params.position), document.edits
-    shown = await ask(server, server.situation(document, place, place))
-    if not server.is_current(document, seen):
-        raise JsonRpcRequestCancelled("The document changed; ask again.")
-    # One line: some editors put an item's text into the buffer as it is, line ends included.
-    text = shown.text.partition("\n")[0].rstrip() if shown else ""
-    if shown is None or not text:
-        return types.CompletionList(is_incomplete=True, items=[])
-    # The word left of the cursor is replaced, with itself in front, as other servers do it: menus
-    # filter by it, and eglot puts the label in its place before it applies the edit.
-    word = re.split(r"[^\w-]", document.line(place.line)[: place.column])[-1]
-    start = Place(place.line, place.column - len(word))
-    end = Place(place.line, place.column + shown.replace_after)
-    item = types.CompletionItem(
-        label=(word + text).strip(),
-        kind=types.CompletionItemKind.Text,
-        detail=SERVER_NAME,
-        sort_text="\uffff",
-        filter_text=word + text,
-        insert_text_format=types.InsertTextFormat.PlainText,
-        text_edit=types.TextEdit(
-            range=types.Range(document.position(start), document.position(end)),
-            new_text=word + text,
-        ),
-        command=offered(server, document, place, "", Shown(text, shown.replace_after), MENU),
-    )
-    return types.CompletionList(is_incomplete=True, items=[item])
-
-
-def offered(
-    server: CompletionServer, document: Document, start: Place, head: str, shown: Shown, number: int
-) -> types.Command:
-    """Note that an item goes to the editor: `head`, which is not the model's, and a text, from a place
-    on. Returns what the editor runs when it was accepted."""
-    suggester = server.configured()
-    source = suggester.live(_key(document.uri))
-    return server.offers.offer(
-        document,
-        start,
-        head + shown.text,
-        model=suggester.model,
-        source=source,
-        own=len(head),
-        number=number,
-    )
-
-
-async def ask(
-    server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
-) -> Shown | None:
-    """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
-    if not is_wanted(situation, server.settings):
-        return None
-    try:
-        return await server.configured().suggest(situation, partial)
-    except EngineFailed as failure:
-        server.notices.show(str(failure), types.MessageType.Error)
-        return None
 
 
 def forget(server: CompletionServer, uri: str) -> None:
@@ -562,7 +422,7 @@ def forget(server: CompletionServer, uri: str) -> None:
     server.others.closed(uri)
     server.offers.forget(uri)
     if server.suggester:
-        server.suggester.close(_key(uri))
+        server.suggester.close(key_of(uri))
 
 
 def resting_place(document: Document, window: int) -> Place:
@@ -572,10 +432,6 @@ def resting_place(document: Document, window: int) -> Place:
         return document.cursor
     end = document.end
     return end if len(document.before(end, window)) < window else Place(0, 0)
-
-
-def _key(uri: str) -> str:
-    return clean(unquote(uri))
 
 
 def _name(uri: str) -> str:

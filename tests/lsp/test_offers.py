@@ -15,6 +15,7 @@ from completion_ls.config.settings import CompletionSettings, ServerSettings, Se
 from completion_ls.lsp import count_file, messages
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
+from completion_ls.lsp.items import completion_items, inline_items
 from completion_ls.lsp.kept import Kept
 from completion_ls.lsp.offers import MOST, Offers
 from completion_ls.lsp.suggester import Suggester
@@ -71,7 +72,7 @@ class Desk:
         partial = parts.append if streams else None
         place = self.at(len(self.text))
         jobs = len(self.engine.answers)
-        task = asyncio.create_task(lsp.inline_items(self.server, URI, place, context, partial))
+        task = asyncio.create_task(inline_items(self.server, URI, place, context, partial))
         await settle()
         for job in range(jobs, len(self.engine.answers)):
             self.engine.finish(job, say)
@@ -124,7 +125,7 @@ async def test_what_grows_is_shown_once(desk: Desk) -> None:
     context = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Automatic)
     parts: list[Any] = []
     place = desk.at(len(AREA))
-    task = asyncio.create_task(lsp.inline_items(desk.server, URI, place, context, parts.append))
+    task = asyncio.create_task(inline_items(desk.server, URI, place, context, parts.append))
     for part in ("return", " width", " * height"):
         await settle()
         desk.engine.say(0, part)
@@ -138,7 +139,7 @@ async def test_what_grows_is_shown_once(desk: Desk) -> None:
 async def test_what_never_went_to_the_editor_was_not_shown(desk: Desk) -> None:
     context = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Automatic)
     place = desk.at(len(AREA))
-    task = asyncio.create_task(lsp.inline_items(desk.server, URI, place, context))
+    task = asyncio.create_task(inline_items(desk.server, URI, place, context))
     await settle()
     desk.engine.say(0, "return")
     await settle()
@@ -150,7 +151,7 @@ async def test_what_never_went_to_the_editor_was_not_shown(desk: Desk) -> None:
 async def test_by_hand_it_counts_when_the_alternatives_are_there_too(desk: Desk) -> None:
     by_hand = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Invoked)
     place = desk.at(len(AREA))
-    task = asyncio.create_task(lsp.inline_items(desk.server, URI, place, by_hand))
+    task = asyncio.create_task(inline_items(desk.server, URI, place, by_hand))
     await settle()
     desk.engine.finish(0, BODY)
     await settle()
@@ -293,7 +294,7 @@ async def test_an_item_of_the_menu(desk: Desk) -> None:
     desk.edit("retu")
     place = desk.at(len(desk.text))
     params = t.CompletionParams(t.TextDocumentIdentifier(URI), place)
-    task = asyncio.create_task(lsp.completion_items(desk.server, params))
+    task = asyncio.create_task(completion_items(desk.server, params))
     await settle()
     desk.engine.finish(0, "rn width\n    # done")
     found = await task
@@ -312,7 +313,7 @@ async def test_the_selected_item_of_the_menu_is_not_ours(told: Desk) -> None:
     chosen = t.SelectedCompletionInfo(t.Range(start, told.at(len(told.text))), "return")
     context = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Automatic, chosen)
     place = told.at(len(told.text))
-    task = asyncio.create_task(lsp.inline_items(told.server, URI, place, context))
+    task = asyncio.create_task(inline_items(told.server, URI, place, context))
     await settle()
     told.engine.finish(0, " width")
     [item] = await task

@@ -17,6 +17,7 @@ from completion_ls.context.library import Library
 from completion_ls.lsp import ahead, others, suggester
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
+from completion_ls.lsp.items import inline_items
 from completion_ls.prompt.build import FILES_SHARE
 from completion_ls.wire.messages import Complete
 from support.scripted_daemon import Script
@@ -74,7 +75,7 @@ class Editor:
         assert isinstance(document, lsp.Document)
         context = t.InlineCompletionContext(t.InlineCompletionTriggerKind.Automatic)
         end = document.position(document.end)
-        work = asyncio.create_task(lsp.inline_items(self.server, uri, end, context))
+        work = asyncio.create_task(inline_items(self.server, uri, end, context))
         job = len(self.engine.requests)
         await until(lambda: self.keys(job))
         [number] = self.keys(job)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lsprotocol import types
+from pygls.exceptions import JsonRpcRequestCancelled
 from tokenizers import Tokenizer
 
 from completion_ls.config.settings import EngineSettings, Settings
@@ -25,6 +26,7 @@ from completion_ls.engines.llama import Llama
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
+from completion_ls.lsp.items import inline_items
 from completion_ls.lsp.suggester import Suggester
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.client import EngineClient
@@ -197,7 +199,7 @@ class Request:
         def grown(item: types.InlineCompletionItem) -> None:
             self.partials.append(_ghost(item))
 
-        work = lsp.inline_items(front.server, uri, position, context, grown)
+        work = inline_items(front.server, uri, position, context, grown)
         self._task = front.loop.create_task(work)
 
     def cancel(self) -> None:
@@ -215,7 +217,7 @@ class Request:
         if self._task.cancelled():
             return False
         error = self._task.exception()
-        if isinstance(error, lsp.JsonRpcRequestCancelled):
+        if isinstance(error, JsonRpcRequestCancelled):
             return False
         if error:
             raise error
