@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -154,10 +155,8 @@ class Others:
         )
 
     def _folders(self) -> list[Path]:
-        workspace = self._workspace()
-        uris = [folder.uri for folder in workspace.folders.values()]
-        paths = [to_fs_path(uri) for uri in uris or [workspace.root_uri or ""]]
-        return [Path(path) for path in paths if path and Path(path).is_absolute()]
+        found = [_path(folder.uri) for folder in self._workspace().folders.values()]
+        return [path for path in found if path and path.is_absolute()]
 
     def _file(self, document: Document) -> Path | None:
         """The file of a document; cells of notebooks and what has no file yet have none."""
@@ -165,8 +164,7 @@ class Others:
             return None
         if self._workspace().get_notebook_document(cell_uri=document.uri) is not None:
             return None
-        path = to_fs_path(document.uri)
-        return Path(path) if path and "\0" not in path else None
+        return _path(document.uri)
 
     def _note(self, document: Document) -> None:
         file = self._file(document)
@@ -298,3 +296,12 @@ class Others:
 def _adopt(held: _Held, found: Surroundings) -> None:
     if held.next is found:  # nothing else was found meanwhile
         held.chosen, held.next, held.used = found, None, False
+
+
+def _path(uri: str) -> Path | None:
+    """The path of a URI, if a file may have it: junk would end the look at all others."""
+    try:
+        path = to_fs_path(uri)
+        return Path(path) if path and b"\0" not in os.fsencode(path) else None
+    except ValueError:
+        return None

@@ -82,10 +82,14 @@ class CompletionServer(LanguageServer):
     def begin(self, params: types.InitializeParams) -> None:
         """Take over pygls's workspace; settings and engine wait for `initialized`."""
         workspace = self.protocol.workspace
+        folders = params.workspace_folders
+        if folders is None and workspace.root_uri:
+            # An older client; one that removes its last folder is to have none.
+            folders = [types.WorkspaceFolder(workspace.root_uri, "")]
         self.protocol._workspace = DocumentWorkspace(
             workspace.root_uri,
             self._text_document_sync_kind,
-            params.workspace_folders or [],
+            folders or [],
             workspace.position_encoding,
         )
         self.editor_settings[EDITOR_SOURCE] = params.initialization_options

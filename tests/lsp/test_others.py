@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from lsprotocol import types as t
+from pygls.workspace import Workspace
 
 from completion_ls.config.settings import CompletionSettings, ContextSettings, Settings
 from completion_ls.context.library import Library
@@ -374,6 +375,49 @@ async def test_folders_that_come_and_go(folder: Path) -> None:
     workspace.remove_folder(folder.as_uri())
     editor.server.others.start_anew()
     assert paths(await editor.ask(uri)) == []
+
+
+async def test_patterns_that_come_while_the_first_look_is_under_way(
+    editor: Editor, folder: Path
+) -> None:
+    go_on = threading.Event()
+    editor.server.others._thread = ThreadPoolExecutor(1)
+    editor.server.others._thread.submit(go_on.wait)
+    uri = editor.open(folder / "main.py", MAIN)
+    editor.server.others.configure(settings(tokens=ONE_CHUNK, exclude=["shapes.py"]))
+    go_on.set()
+    await editor.looked()
+    editor.type(uri, "p")
+    await editor.looked()
+    assert not any("shapes.py" in paths(request) for request in editor.engine.requests)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    ["file:///tmp/a\ud800.py", "file:///tmp/a%00.py", "file:///" + "a" * 5000 + ".py", "file:"],
+)
+async def test_a_document_of_an_impossible_name_costs_nothing_else(
+    editor: Editor, folder: Path, junk: str
+) -> None:
+    editor.server.workspace.add_folder(t.WorkspaceFolder(junk, "junk"))
+    editor.open(junk, SHAPES)
+    editor.open(folder / "main.py", MAIN)
+    await editor.looked()
+    assert paths(editor.last) == ["shapes.py"]
+
+
+async def test_a_client_without_folders_has_its_root(folder: Path) -> None:
+    for folders, expected in ((None, [folder]), ([], [])):
+        server = lsp.CompletionServer()
+        params = t.InitializeParams(
+            t.ClientCapabilities(), root_uri=folder.as_uri(), workspace_folders=folders
+        )
+        server.protocol._workspace = Workspace(folder.as_uri(), workspace_folders=folders)
+        server.protocol.client_capabilities = params.capabilities
+        server.begin(params)
+        assert server.others._folders() == expected
+        server.workspace.remove_folder(folder.as_uri())
+        assert server.others._folders() == []
 
 
 async def test_closing_keeps_nothing_of_the_editors_text(editor: Editor, folder: Path) -> None:
