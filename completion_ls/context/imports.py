@@ -17,6 +17,8 @@ from completion_ls.syntax.languages import LANGUAGES
 
 MOST_OF_FOLDER = 12
 """Files of one package, where a package is a folder."""
+MOST_GROUPS = 20
+"""Braces within braces in a `use`."""
 _SCRIPTS = (".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", ".mts", ".cts")
 _MADE = (".js", ".jsx", ".mjs", ".cjs")
 """Endings of what is made of TypeScript, which wants a module to be named so."""
@@ -142,20 +144,20 @@ def _rust_files(start: Path, parts: list[str]) -> Iterator[Path]:
         yield deepest
 
 
-def _rust_paths(text: str) -> list[list[str]]:
+def _rust_paths(text: str, depth: int = 0) -> list[list[str]]:
     """The paths of a `use`: `a::{b, c::D}` are a::b and a::c::D."""
     text = re.sub(r"\s+as\s+\w+", "", text)
     head, brace, group = text.partition("{")
     before = [part.strip() for part in head.split("::") if part.strip()]
-    if not brace:
+    if not brace or depth >= MOST_GROUPS:
         return [before]
-    found, depth, start = [], 0, 0
+    found, inside, start = [], 0, 0
     group = group.rstrip().removesuffix("}") + ","
     for at, character in enumerate(group):
-        depth += (character == "{") - (character == "}")
-        if character == "," and not depth:
+        inside += (character == "{") - (character == "}")
+        if character == "," and not inside:
             if group[start:at].strip():
-                found += [before + rest for rest in _rust_paths(group[start:at])]
+                found += [before + rest for rest in _rust_paths(group[start:at], depth + 1)]
             start = at + 1
     return found or [before]
 
@@ -202,7 +204,7 @@ def _java_classes(imports: list[Import], file: Path, folder: Path) -> Iterator[P
 def _of_folder(folder: Path, ending: str) -> Iterator[Path]:
     try:
         files = sorted(one for one in islice(folder.iterdir(), 1000) if one.suffix == ending)
-    except OSError:
+    except (OSError, ValueError):
         return
     yield from [one for one in files if not one.stem.endswith("_test")][:MOST_OF_FOLDER]
 

@@ -150,23 +150,31 @@ def test_other_languages_import_nothing(tmp_path: Path) -> None:
     assert found(tmp_path, "ruby", "a.rb", 'require "./b"\n', ["b.rb"]) == set()
 
 
-LONG = "a" * 5000
-ODD = [
-    ("python", f"import {LONG}"),
-    ("python", f"from .{LONG} import x"),
-    ("typescript", f'import x from "./{LONG}";'),
-    ("typescript", 'import x from "../../../../../../../../../../../..";'),
-    ("c", f'#include "{LONG}"'),
-    ("c", '#include "a\0b"'),
-    ("go", f'package a\nimport "work/{LONG}"'),
-    ("java", f"import {LONG}.{LONG};"),
-    ("rust", f"use {LONG}::{LONG};"),
-    ("rust", "use super::super::super::super::super::super::super::super::super::x;"),
-    ("rust", "use a::/* /b/c */d;"),
-]
+LONG = "a" * 300
+GROUPS = "use " + "a::{" * 3000 + "x" + "}" * 3000 + ";\n"
+IMPOSSIBLE = [
+    ("python", "here.py", f"import {LONG}\nimport good\n", "good.py"),
+    ("typescript", "here.ts", f'import "./{LONG}"\nimport "{"../" * 80}"\nimport "./good"\n', "good.ts"),
+    ("c", "here.c", f'#include "{LONG}"\n#include "a\0"\n#include "good.h"\n', "good.h"),
+    ("go", "here.go", 'package a\nimport "m/a\0b"\nimport "m/good"\n', "good/a.go"),
+    ("java", "Here.java", f"import {LONG}.A;\nimport a.Good;\n", "a/Good.java"),
+    ("rust", "main.rs", f"use {LONG}::a;\nuse a::/* x/y */b;\nmod good;\nuse good::b;\n", "good.rs"),
+    ("rust", "main.rs", f"use {'super::' * 80}a;\n{GROUPS}use good::b;\n", "good.rs"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("language", "text"), ODD)
-def test_paths_that_there_cannot_be_are_no_files(tmp_path: Path, language: str, text: str) -> None:
-    (tmp_path / "go.mod").write_text("module work\n")
-    assert found(tmp_path, language, "here", text + "\n", []) == set()
+@pytest.mark.parametrize(("language", "name", "text", "good"), IMPOSSIBLE)
+def test_what_cannot_be_a_file_does_not_end_the_search(
+    tmp_path: Path, language: str, name: str, text: str, good: str
+) -> None:
+    (tmp_path / "go.mod").write_text("module m\n")
+    assert found(tmp_path, language, name, text, [good]) == {good}
+
+
+def test_imports_from_the_root_of_the_file_system() -> None:
+    for language, name, text in (
+        ("python", "/a.py", "from . import b\n"),
+        ("rust", "/a/b.rs", "use super::super::super::x;\n"),
+    ):
+        imports = imports_of(language, text)
+        assert imported_files(language, imports, Path(name), Path("/")) == []
