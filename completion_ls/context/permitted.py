@@ -7,25 +7,29 @@ have. The same holds for a document that is open in the editor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, Pattern, RegexPattern
 
 from completion_ls.context.surroundings import MAX_LENGTH
 
 SECRETS = (
-    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc"),
+    *(".env*", "*.env", ".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc"),
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.ppk", "*.asc", "*.gpg", "*.der", "*.ovpn"),
     *("*.jks", "*.keystore", "*.truststore", "*.kdb", "*.kdbx", "*.keychain*"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "authorized_keys", "known_hosts"),
     *(
         "*credential*",
+        "secret",
+        "secrets",
+        ".secret*",
         "secret.*",
         "secrets.*",
         "*.secret",
@@ -41,7 +45,9 @@ SECRETS = (
 )
 """Names, in small letters, of files and folders that hold secrets, or nothing that is code."""
 
-_PRIVATE_KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY")
+_PRIVATE_KEY = re.compile("---- ?BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File-")
+_COPY = re.compile(r"^[.#]*#|(?:~|#|\.~\d+~|\.(?:bak|backup|copy|old|orig|save|sw[a-p]|tmp))+$")
+"""What editors and people add to the name of a copy."""
 _IGNORE_FILE = ".gitignore"
 
 
@@ -62,7 +68,7 @@ class Permitted:
         """`exclude` are patterns as in a .gitignore at the top of each folder. Raises ValueError where
         one cannot be read."""
         self._folders = [_real(folder) for folder in folders]
-        self._exclude = GitIgnoreSpec.from_lines(exclude)
+        self._exclude = patterns(exclude)
         self._specs: dict[Path, tuple[object, GitIgnoreSpec | None]] = {}
 
     def place(self, file: Path) -> Place | None:
@@ -104,7 +110,7 @@ class Permitted:
     def _is_ignored(self, folder: Path, file: Path) -> bool:
         path = file.relative_to(folder)
         for part in [*reversed(path.parents[:-1]), path]:
-            if self._exclude.match_file(part.as_posix() + ("/" if part != path else "")):
+            if self._exclude.match_file(_as_pattern_text(part) + ("/" if part != path else "")):
                 return True
         top = _repository(folder)
         inner = file.relative_to(top)
@@ -118,7 +124,7 @@ class Permitted:
         """Whether git ignores this one file or folder: the nearest file of patterns decides."""
         for folder, patterns in self._sources(top, file):
             spec = self._spec(patterns)
-            name = file.relative_to(folder).as_posix() + ("/" if is_folder else "")
+            name = _as_pattern_text(file.relative_to(folder)) + ("/" if is_folder else "")
             found = spec.check_file(name).include if spec else None
             if found is not None:
                 return found
@@ -150,16 +156,27 @@ class Permitted:
 def read_text(file: Path) -> str | None:
     """The text of a file with LF line ends; None where it is none, or too much, or cannot be read."""
     try:
-        # A pipe would be waited for.
-        if not stat.S_ISREG(file.stat().st_mode):
-            return None
-        with file.open("rb") as stream:
-            data = stream.read(MAX_LENGTH + 1)
-        text = data.decode("utf-8-sig")
+        text = _data(file).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text if len(data) <= MAX_LENGTH and is_code(text) else None
+    return text if is_code(text) else None
+
+
+def _data(file: Path) -> bytes:
+    """What a file holds. Raises OSError where it is none, or too long, or cannot be read."""
+    with open(file, "rb", opener=_open) as stream:  # noqa: PTH123 - Path.open has no opener
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError("it is no file")
+        data = stream.read(MAX_LENGTH + 1)
+    if len(data) > MAX_LENGTH:
+        raise OSError("it is too long")
+    return data
+
+
+def _open(file: str, flags: int) -> int:
+    # Opening a pipe would wait for whoever writes.
+    return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def is_code(text: str) -> bool:
@@ -169,7 +186,10 @@ def is_code(text: str) -> bool:
 
 def _is_secret(path: str) -> bool:
     return any(
-        fnmatchcase(part, pattern) for part in path.lower().split("/") for pattern in SECRETS
+        fnmatchcase(name, pattern)
+        for part in path.lower().split("/")
+        for name in {part, _COPY.sub("", part)}
+        for pattern in SECRETS
     )
 
 
@@ -178,13 +198,48 @@ def _repository(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
 
 
+def patterns(lines: Iterable[str]) -> GitIgnoreSpec:
+    """The patterns of these lines. Raises ValueError, with the line, where one cannot be read."""
+    found = []
+    for line in lines:
+        try:
+            for pattern in GitIgnoreSpec.from_lines([line]).patterns:
+                if isinstance(pattern, RegexPattern) and pattern.regex:
+                    pattern.regex = re.compile(_without_going_back(pattern.regex.pattern))
+                found.append(pattern)
+        except (ValueError, re.error, RecursionError) as error:
+            raise ValueError(line) from error
+    return GitIgnoreSpec(found)
+
+
+_STAR = r"\[\^/\]\*"
+_SOMETHING = rf"(?:(?!{_STAR})(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/()|\[\\]))*"
+_STAR_BEFORE_ANOTHER = re.compile(rf"{_STAR}({_SOMETHING})(?={_STAR})", re.DOTALL)
+
+
+def _without_going_back(regex: str) -> str:
+    """The same for patterns with many stars, without the time that grows with each of them: what a star
+    stands for ends where the text behind it first comes. (No other thread runs during a match.)"""
+    return _STAR_BEFORE_ANOTHER.sub(r"(?>[^/]*?\1)", regex)
+
+
 def _read_patterns(file: Path) -> GitIgnoreSpec:
-    """The patterns of a file; where it cannot be understood it ignores all."""
+    """The patterns of a file, without those that git cannot read either; where the file cannot be read
+    it ignores all."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        return GitIgnoreSpec.from_lines(lines)
-    except (OSError, ValueError):
-        return GitIgnoreSpec.from_lines(["*"])
+        text = _data(file).decode("utf-8-sig", "replace")
+    except OSError:
+        return patterns(["*"])
+    found: list[Pattern] = []
+    for line in text.split("\n"):
+        with contextlib.suppress(ValueError):
+            found += patterns([line.removesuffix("\r")]).patterns
+    return GitIgnoreSpec(found)
+
+
+def _as_pattern_text(path: PurePath) -> str:
+    """A path as a file of patterns would have it: what is no UTF-8 is replaced there, too."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
 
 
 def _absolute(file: Path) -> Path:

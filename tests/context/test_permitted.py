@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pathspec import GitIgnoreSpec
 
-from completion_ls.context.permitted import Permitted, Place, read_text
+from completion_ls.context.permitted import Permitted, Place, patterns, read_text
 from completion_ls.context.surroundings import MAX_LENGTH
 
 
@@ -188,3 +192,66 @@ def test_only_texts_of_some_length_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     for name in ("latin.py", "binary.py", "long.py", "key.txt", "pipe.py", "none.py", "."):
         assert read_text(tmp_path / name) is None, name
+
+
+COPIES = [".env~", ".env-prod", "#server.pem#", ".#server.key", "server.pem.bak", "db.env.old"]
+COPIES += [".netrc.swp", "secrets/db.py", ".secrets", "server.key.~1~", "secrets.yaml.orig.bak"]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_secrets_are_secrets(folder: Path, name: str) -> None:
+    assert not Permitted([folder], []).allows(write(folder / name))
+
+
+def test_other_private_keys(tmp_path: Path) -> None:
+    for text in (
+        "---- BEGIN SSH2 ENCRYPTED " + "PRIVATE KEY ----",
+        "PuTTY-User-Key-File-" + "3: x",
+    ):
+        assert read_text(write(tmp_path / "a.txt", f"{text}\nabc\n")) is None
+
+
+def test_a_file_of_patterns_from_another_editor(folder: Path) -> None:
+    (folder / ".gitignore").write_bytes(b"\xef\xbb\xbfa.py\r\n!\r\n[z-a]x\r\nb\xe9.py\r\nc.py")
+    rules = Permitted([folder], [])
+    for name in (b"a.py", b"b\xe9.py", b"c.py"):
+        assert not rules.allows(folder / os.fsdecode(name)), name
+    assert rules.allows(folder / "d.py")
+
+
+def test_a_file_of_patterns_that_cannot_be_read_ignores_all(folder: Path) -> None:
+    rules = Permitted([folder], [])
+    os.mkfifo(folder / ".gitignore")
+    assert not rules.allows(folder / "a.py")
+    (folder / ".gitignore").unlink()
+    write(folder / ".gitignore", "b.py\n" * MAX_LENGTH)
+    assert not rules.allows(folder / "a.py")
+
+
+@pytest.mark.parametrize("piece", ["a", "?", "[ab]", "(", "\\*", "."])
+def test_patterns_of_many_stars_take_no_time(folder: Path, piece: str) -> None:
+    # Without an end where each star may give back what it took.
+    rules = Permitted([folder], [f"*{piece}" * 40 + "x"])
+    assert rules.allows(folder / ("a(*." * 50))
+    assert rules.allows(folder / ("a" * 200))
+
+
+NAMES = st.text("ab.[]!-/*?(", max_size=8)
+
+
+@given(st.text("ab*?[]!-/\\.(^#", min_size=1, max_size=12), st.lists(NAMES, min_size=1, max_size=8))
+def test_they_mean_the_same(pattern: str, names: list[str]) -> None:
+    try:
+        expected = GitIgnoreSpec.from_lines([pattern])
+    except (ValueError, re.error):
+        with pytest.raises(ValueError):
+            patterns([pattern])
+        return
+    for name in names:
+        assert patterns([pattern]).check_file(name).include == expected.check_file(name).include
+
+
+def test_a_pattern_that_cannot_be_read_is_named() -> None:
+    for bad in ("!", "a\\", "[z-a]"):
+        with pytest.raises(ValueError, match=re.escape(bad)):
+            patterns(["*.py", bad])
