@@ -39,7 +39,7 @@ class Library:
     """The files of one workspace, as far as they may be read."""
 
     def __init__(self, folders: Sequence[Path], exclude: Sequence[str]) -> None:
-        """Raises ValueError where a pattern of `exclude` cannot be read."""
+        """Raises BadPattern where a pattern of `exclude` cannot be read."""
         self._permitted = Permitted(folders, exclude)
         self._known: OrderedDict[Path, tuple[object, _Read | None]] = OrderedDict()
 

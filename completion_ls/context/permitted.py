@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
-from pathspec import GitIgnoreSpec, Pattern, RegexPattern
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from completion_ls.context.surroundings import MAX_LENGTH
 
@@ -51,6 +52,10 @@ _COPY = re.compile(r"^[.#]*#|(?:~|#|\.~\d+~|\.(?:bak|backup|copy|old|orig|save|s
 _IGNORE_FILE = ".gitignore"
 
 
+class BadPattern(ValueError):
+    """A line that is no pattern of a .gitignore."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a file stands in the workspace."""
@@ -65,8 +70,8 @@ class Permitted:
     """The rules for the folders of one workspace. For one thread."""
 
     def __init__(self, folders: Sequence[Path], exclude: Sequence[str]) -> None:
-        """`exclude` are patterns as in a .gitignore at the top of each folder. Raises ValueError where
-        one cannot be read."""
+        """`exclude` are patterns as in a .gitignore at the top of each folder. Raises BadPattern
+        where one cannot be read."""
         self._folders = [_real(folder) for folder in folders]
         self._exclude = patterns(exclude)
         self._specs: dict[Path, tuple[object, GitIgnoreSpec | None]] = {}
@@ -165,7 +170,7 @@ def read_text(file: Path) -> str | None:
 
 def _data(file: Path) -> bytes:
     """What a file holds. Raises OSError where it is none, or too long, or cannot be read."""
-    with open(file, "rb", opener=_open) as stream:  # noqa: PTH123 - Path.open has no opener
+    with open(file, "rb", opener=_open) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError("it is no file")
         data = stream.read(MAX_LENGTH + 1)
@@ -199,17 +204,19 @@ def _repository(folder: Path) -> Path:
 
 
 def patterns(lines: Iterable[str]) -> GitIgnoreSpec:
-    """The patterns of these lines. Raises ValueError, with the line, where one cannot be read."""
-    found = []
-    for line in lines:
-        try:
-            for pattern in GitIgnoreSpec.from_lines([line]).patterns:
-                if isinstance(pattern, RegexPattern) and pattern.regex:
-                    pattern.regex = re.compile(_without_going_back(pattern.regex.pattern))
-                found.append(pattern)
-        except (ValueError, re.error, RecursionError) as error:
-            raise ValueError(line) from error
-    return GitIgnoreSpec(found)
+    """The patterns of these lines. Raises BadPattern, with the line, where one cannot be read."""
+    return GitIgnoreSpec([pattern for line in lines for pattern in _patterns_of(line)])
+
+
+def _patterns_of(line: str) -> list[GitIgnoreSpecPattern]:
+    try:
+        found = list(GitIgnoreSpec.from_lines([line]).patterns)
+        for pattern in found:
+            if pattern.regex:
+                pattern.regex = re.compile(_without_going_back(pattern.regex.pattern))
+    except (ValueError, re.error, RecursionError) as error:
+        raise BadPattern(line) from error
+    return found
 
 
 _STAR = r"\[\^/\]\*"
@@ -230,10 +237,10 @@ def _read_patterns(file: Path) -> GitIgnoreSpec:
         text = _data(file).decode("utf-8-sig", "replace")
     except OSError:
         return patterns(["*"])
-    found: list[Pattern] = []
+    found: list[GitIgnoreSpecPattern] = []
     for line in text.split("\n"):
-        with contextlib.suppress(ValueError):
-            found += patterns([line.removesuffix("\r")]).patterns
+        with contextlib.suppress(BadPattern):
+            found += _patterns_of(line.removesuffix("\r"))
     return GitIgnoreSpec(found)
 
 

@@ -69,6 +69,10 @@ class _Held:
     looked: bool = False
 
 
+class _NotReadable(ValueError):
+    """A pattern of the settings."""
+
+
 class Others:
     """The other files of the documents of one window. On the event loop, which never waits."""
 
@@ -78,12 +82,15 @@ class Others:
         resting_place: Callable[[Document], Place],
         warm: Warm,
         settled: Callable[[Document], None],
+        tell: Callable[[str], None],
     ) -> None:
-        """`settled` is called when the document in view has its first choice, or another one."""
+        """`settled` is called when the document in view has its first choice, or another one; `tell`
+        where the user must do something."""
         self._workspace = workspace
         self._resting_place = resting_place
         self._warm = warm
         self._settled = settled
+        self._tell = tell
         self._settings = Settings()
         self._held: dict[str, _Held] = {}
         self._recent: dict[str, tuple[Path, str]] = {}
@@ -211,12 +218,17 @@ class Others:
     def _work(
         self, arguments: tuple[Sequence[Path], Sequence[str]], query: Query, held: Surroundings
     ) -> Surroundings:
-        """In the thread."""
+        """In the thread. Raises _NotReadable."""
         # Importing it takes longer than a start should.
         from completion_ls.context.library import Library
+        from completion_ls.context.permitted import BadPattern
 
         if self._library is None or self._library[0] != arguments:
-            self._library = arguments, Library(*arguments)
+            try:
+                self._library = arguments, Library(*arguments)
+            except BadPattern as error:
+                self._library = None
+                raise _NotReadable(str(error)) from error
         return self._library[1].look(query, held)
 
     def _found(
@@ -226,7 +238,14 @@ class Others:
         if work.cancelled():
             return
         found = held.chosen
-        if error := work.exception():
+        error = work.exception()
+        if isinstance(error, _NotReadable):
+            if now == self._generation:
+                self._tell(
+                    f"Setting 'context.exclude': {str(error)[:80]!r} is no pattern of a .gitignore. "
+                    "Until it is mended there is no context from other files."
+                )
+        elif error:
             # Not the error itself: it may hold a text.
             log.warning("no context from other files: %s", type(error).__name__)
         else:

@@ -71,6 +71,7 @@ class CompletionServer(LanguageServer):
             resting_place=lambda document: resting_place(document, self.window),
             warm=self.warm_up_with,
             settled=self.warm_up,
+            tell=lambda text: self.notices.show(text, types.MessageType.Error),
         )
         self.suggester: Suggester | None = None
         self.editor_settings: dict[str, object] = {}

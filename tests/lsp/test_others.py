@@ -420,6 +420,21 @@ async def test_a_client_without_folders_has_its_root(folder: Path) -> None:
         assert server.others._folders() == []
 
 
+async def test_a_pattern_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    editor = Editor([folder], settings(exclude=["shapes.py", "!"]))
+    monkeypatch.setattr(editor.server.notices, "show", lambda text, _: told.append(text))
+    editor.open(folder / "main.py", MAIN)
+    await editor.looked()
+    # Nothing rather than what the user did not want.
+    assert paths(editor.last) == []
+    assert "'context.exclude': '!'" in told[0]
+    editor.server.others.configure(settings(exclude=["other.py"]))
+    await editor.looked()
+    assert paths(editor.last) == ["shapes.py"]
+    await editor.server.close()
+
+
 async def test_closing_keeps_nothing_of_the_editors_text(editor: Editor, folder: Path) -> None:
     unsaved = editor.open(folder / "shapes.py", SHAPES.replace("sides", "unsaved sides"))
     uri = editor.open(folder / "main.py", MAIN)
