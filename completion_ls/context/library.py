@@ -59,6 +59,11 @@ class Library:
             return held
         return self._surroundings(here, choice)
 
+    def permits(self, held: Surroundings) -> bool:
+        """Whether all files of what was chosen may still be read."""
+        places = {one.place for one in held.choice}
+        return all(self._permitted.allows(self._permitted.path(place)) for place in places)
+
     def _sources(self, query: Query, here: Place, imports: list[Import]) -> list[Source]:
         """The files to look at: documents first, then what is imported, and what that hands on."""
         found: dict[Place, Source] = {}

@@ -211,14 +211,18 @@ class Others:
         loop = asyncio.get_running_loop()
         now = self._generation
         work = loop.run_in_executor(
-            self._thread, self._work, arguments, query, held.next or held.chosen
+            self._thread, self._work, arguments, query, held.chosen, held.next or held.chosen
         )
         work.add_done_callback(lambda done: self._found(document, held, now, done))
 
     def _work(
-        self, arguments: tuple[Sequence[Path], Sequence[str]], query: Query, held: Surroundings
-    ) -> Surroundings:
-        """In the thread. Raises _NotReadable."""
+        self,
+        arguments: tuple[Sequence[Path], Sequence[str]],
+        query: Query,
+        used: Surroundings,
+        held: Surroundings,
+    ) -> tuple[Surroundings, bool]:
+        """In the thread. Also whether what is used now may still be. Raises _NotReadable."""
         # Importing it takes longer than a start should.
         from completion_ls.context.library import Library
         from completion_ls.context.permitted import BadPattern
@@ -229,15 +233,20 @@ class Others:
             except BadPattern as error:
                 self._library = None
                 raise _NotReadable(str(error)) from error
-        return self._library[1].look(query, held)
+        library = self._library[1]
+        return library.look(query, held), library.permits(used)
 
     def _found(
-        self, document: Document, held: _Held, now: int, work: asyncio.Future[Surroundings]
+        self,
+        document: Document,
+        held: _Held,
+        now: int,
+        work: asyncio.Future[tuple[Surroundings, bool]],
     ) -> None:
         self._looking = False
         if work.cancelled():
             return
-        found = held.chosen
+        found, permitted = held.chosen, True
         error = work.exception()
         if isinstance(error, _NotReadable):
             if now == self._generation:
@@ -249,22 +258,24 @@ class Others:
             # Not the error itself: it may hold a text.
             log.warning("no context from other files: %s", type(error).__name__)
         else:
-            found = work.result()
+            found, permitted = work.result()
         if now == self._generation and self._held.get(key_of(document.uri)) is held:
-            self._take(document, held, found)
+            self._take(document, held, found, permitted)
         if self._again:
             self._look()
 
-    def _take(self, document: Document, held: _Held, found: Surroundings) -> None:
+    def _take(self, document: Document, held: _Held, found: Surroundings, permitted: bool) -> None:
         first, held.looked = not held.looked, True
         in_view = unquote(document.uri) == self._in_view
         held.next = None
         if found != held.chosen:
             held.next = found
-            if held.used and not in_view:
-                return  # it is looked for again when the user comes back
-            if held.used and self._warm(document, found, lambda: _adopt(held, found)):
-                return
+            # What may be read no longer is not used until then.
+            if held.used and permitted:
+                if not in_view:
+                    return  # it is looked for again when the user comes back
+                if self._warm(document, found, lambda: _adopt(held, found)):
+                    return
             _adopt(held, found)
         elif not first:
             return

@@ -435,6 +435,21 @@ async def test_a_pattern_that_cannot_be_read(folder: Path, monkeypatch: pytest.M
     await editor.server.close()
 
 
+async def test_a_file_that_comes_to_be_ignored_is_gone_with_the_next_look(
+    editor: Editor, folder: Path
+) -> None:
+    uri = editor.open(folder / "main.py", MAIN)
+    editor.open(folder / "shapes.py", SHAPES)
+    editor.server.in_view(uri, None)
+    await editor.looked()
+    assert paths(await editor.ask(uri)) == ["shapes.py"]
+    (folder / ".gitignore").write_text("shapes.py\n")
+    editor.type(uri, "p")
+    await editor.looked()
+    # No prompt without it has been computed.
+    assert paths(await editor.ask(uri)) == []
+
+
 async def test_closing_keeps_nothing_of_the_editors_text(editor: Editor, folder: Path) -> None:
     unsaved = editor.open(folder / "shapes.py", SHAPES.replace("sides", "unsaved sides"))
     uri = editor.open(folder / "main.py", MAIN)
