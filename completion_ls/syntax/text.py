@@ -39,10 +39,6 @@ class SyntaxText:
             return character
         return len(_encoded(self.text[:character]))
 
-    def of(self, node: Node) -> str:
-        """The text of a node."""
-        return self._bytes[node.start_byte : node.end_byte].decode("utf-8", "surrogatepass")
-
     def append(self, text: str) -> None:
         """Go on with more text; only what that can change is parsed again. Nodes of before are
         those of another tree."""

@@ -58,5 +58,5 @@ def test_a_continued_text_has_the_tree_of_the_whole(cuts: list[int]) -> None:
 def test_offsets_in_code_points_lead_to_bytes() -> None:
     text = SyntaxText("python", "ä = '🥸'\nb = 1\n")
     node = text.root.children[1].children[0].children[0]
-    assert text.of(node) == "b"
+    assert (node.text, node.start_byte) == (b"b", 12)
     assert text.byte_of(text.text.index("b")) == node.start_byte
