@@ -92,7 +92,7 @@ class PromptSettings(Section):
     """What the model sees."""
 
     max_tokens: Annotated[int, Field(ge=64, le=131072)] = 2048
-    """Most tokens of a prompt: of the text around the cursor that the model reads."""
+    """Most tokens of a prompt: of the text around the cursor, and of other files, that the model reads."""
     suffix_share: Annotated[float, Field(ge=0, le=0.9)] = 0.25
     """Part of the prompt given to text below the cursor: 0.25 is a quarter."""
 
