@@ -35,6 +35,8 @@ _OPENER = re.compile(
     r"(?:(?<!:):|[{(\[]|=>|->|\b(?:do|then|begin|else|repeat)"
     r"|\bdo\s*\|[^|]*\||\bfunction\b[^)]*\))\s*$"
 )
+_OPENER_WITHIN = 1000
+"""Characters at the end of a line in which what opens a block stands: `function` and its parameters."""
 _CLOSER_WORDS = {"end", "endif", "endfunction", "endwhile", "fi", "done", "esac", "until"}
 _MIDDLE_WORDS = {"else", "elif", "elsif", "elseif", "rescue", "ensure"}
 _LABEL = re.compile(r"([A-Za-z_]\w*)(?: (?:slots|Q_SLOTS))?\s*:(?![:=])")
@@ -288,7 +290,8 @@ def _is_no_end(text: str, place: _Place, lines: list[str], whole: bool) -> bool 
 
 def _opens(line: str) -> bool:
     """Whether a line opens a block."""
-    return _OPENER.search(line) is not None
+    line = line.rstrip()
+    return _OPENER.search(line, max(0, len(line) - _OPENER_WITHIN)) is not None
 
 
 def _closes(text: str, whole: bool) -> bool | None:
@@ -447,10 +450,18 @@ def _whole(lines: list[str], typed: str, finished: bool) -> list[str]:
     own = 0 if others else len(typed)
     if others and (others[0][len(typed) :].strip() or any(line.strip() for line in others[1:])):
         return others
-    word = re.search(r"\w*$", last)
-    size = max(word.start() if word else 0, own + _WHOLE_FROM)
+    size = max(_without_word(last), own + _WHOLE_FROM)
     loop = unending(last[own:], finished=finished)
     return [*others, last[: size if loop is None else min(size, own + loop)]]
+
+
+def _without_word(line: str) -> int:
+    """Length of a line without the word that it ends with. (A search for that takes the square of the
+    time that a long line takes.)"""
+    size = len(line)
+    while size and (line[size - 1].isalnum() or line[size - 1] == "_"):
+        size -= 1
+    return size
 
 
 def _lines_below(below: str) -> list[str]:

@@ -355,3 +355,12 @@ def test_many_backslashes_in_an_unclosed_string_are_no_trouble() -> None:
     found = offer(raw, before="re.compile(", after=")\n", mode=Mode.LINE, finished=True)
     assert found is not None
     assert found.text.startswith("'")
+
+
+@pytest.mark.parametrize("piece", ["a", "_9", "function f(a", "do |x"])
+def test_a_line_of_any_length_takes_its_length(piece: str) -> None:
+    # Where it takes the square of that, this takes an hour.
+    before = piece * (400_000 // len(piece)) + " = "
+    assert choose_mode(before, "", "auto") is Mode.LINE
+    found = offer("value", before=before, after="", mode=Mode.LINE, finished=False)
+    assert found == Offer("value", 0)
