@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from completion_ls.lsp import count_file
@@ -79,18 +80,18 @@ def _figures(found: list[dict[str, Any]]) -> Table:
     for figures in found:
         for name, value in figures.items():
             if name != "suggestions":  # they have a table of their own
-                table.add_row(name.replace("_", " "), _readable(name, value))
+                table.add_row(name.replace("_", " "), escape(_readable(name, value)))
         table.add_section()
     return table
 
 
 def _suggestions(counts: dict[str, dict[str, Any]]) -> Table:
     """What was accepted, by model: daemons come and go."""
-    table = Table(title="suggestions", show_header=False, caption=str(count_file.place()))
+    table = Table(title="suggestions", show_header=False, caption=escape(str(count_file.place())))
     for model, numbers in counts.items():
-        table.add_row("model", model)
+        table.add_row("model", escape(model))
         for name in (count_file.SINCE, *count_file.NAMES):
-            table.add_row(name.replace("_", " "), _readable(name, numbers.get(name, 0)))
+            table.add_row(name.replace("_", " "), escape(_readable(name, numbers.get(name, 0))))
         for judged, kept in zip(count_file.JUDGED, count_file.KEPT, strict=True):
             if numbers.get(judged):
                 share = numbers.get(kept, 0) / numbers[judged]

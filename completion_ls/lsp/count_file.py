@@ -28,6 +28,9 @@ NAMES = (SHOWN, ACCEPTED, WORDS, LINES, REJECTED, CHARACTERS, *JUDGED, *KEPT)
 SINCE = "since"
 """The day of a model's first count."""
 
+MOST = 10**18
+"""No count has come to more by counting."""
+
 Numbers = Mapping[str, int]
 
 
@@ -88,8 +91,8 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _are_counts(found: object) -> bool:
-    """Whether these are a day and whole numbers."""
+    """Whether these are a day and whole numbers of a size that counts have."""
     return isinstance(found, dict) and all(
-        isinstance(value, str) if name == SINCE else type(value) is int
+        isinstance(value, str) if name == SINCE else type(value) is int and abs(value) <= MOST
         for name, value in found.items()
     )

@@ -160,7 +160,7 @@ class Offers:
         offered long ago, is ignored; what was counted already is counted no more."""
         id, _, number = suggestion.partition(".") if isinstance(suggestion, str) else ("", "", "")
         one = self._all.get(id)
-        if one is None or not number.isdecimal() or int(number) not in one.texts:
+        if one is None or number not in map(str, one.texts):
             return
         if action == "reject":
             self._end(one)

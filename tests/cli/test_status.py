@@ -54,3 +54,9 @@ def test_a_daemon_has_the_counts_of_its_model(
     assert main.main(["status"]) == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert said.count("model ours") == 2 and "model other" in said
+
+
+def test_a_model_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    count_file.add({"models/[/red]a[b]": {"shown": 1}}, 5)
+    assert main.main(["status"]) == 1
+    assert "models/[/red]a[b]" in capsys.readouterr().out

@@ -47,6 +47,7 @@ def test_windows_that_write_at_once_lose_nothing() -> None:
         b"[]",
         b'{"models": []}',
         b'{"models": {"a": 1}}',
+        b'{"models": {"a": {"shown": ' + b"9" * 4300 + b"}}}",
         b'{"models": {"a": {"shown": "1"}}}',
         b'{"models": {"a": {"shown": true}}}',
         b'{"models": {"a": {"shown": 1.5}}}',

@@ -325,7 +325,23 @@ async def test_the_selected_item_of_the_menu_is_not_ours(told: Desk) -> None:
 
 @pytest.mark.parametrize(
     "junk",
-    [None, 5, [], {}, "", ".", "x.0", "0.0", ".0", "\ud800", "9" * 10_000, "ID.1", "ID.", "ID.²"],
+    [
+        None,
+        5,
+        [],
+        {},
+        "",
+        ".",
+        "x.0",
+        "0.0",
+        ".0",
+        "\ud800",
+        "9" * 10_000,
+        "ID.1",
+        "ID.",
+        "ID.²",
+        "ID." + "9" * 5000,
+    ],
 )
 async def test_junk_is_ignored(desk: Desk, junk: Any) -> None:
     id = await desk.show()
