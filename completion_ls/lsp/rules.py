@@ -372,6 +372,8 @@ def _spaces_for_a_tab(before: str, raw_lines: list[str]) -> int:
     alone = not typed.strip() and first[:1] in ("", " ", "\t")  # it has its own indentation
     previous = _last_line(above) if alone else typed + first
     for line in raw_lines if alone else others:
+        if line.startswith("\t") and line.strip():
+            return _UNIT  # what later lines have changes nothing of the earlier ones
         spaces = len(line) - len(line.lstrip(" "))
         if spaces and line.strip():
             depth = len(previous) - len(previous.lstrip("\t")) + _opens(previous)

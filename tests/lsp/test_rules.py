@@ -364,3 +364,21 @@ def test_a_line_of_any_length_takes_its_length(piece: str) -> None:
     assert choose_mode(before, "", "auto") is Mode.LINE
     found = offer("value", before=before, after="", mode=Mode.LINE, finished=False)
     assert found == Offer("value", 0)
+
+
+def test_a_later_line_of_blanks_does_not_change_what_was_offered() -> None:
+    before = "auto f()\n\t    requires one\n\t    && two"
+    raw, last = "_more\n\t    && (three\n\t\t|| four)\n      {", ""
+    for size in range(1, len(raw) + 1):
+        cut = stop(raw[:size], before=before, language="", mode=Mode.BLOCK, max_lines=12)
+        found = offer(
+            raw[: size if cut is None else cut],
+            before=before,
+            after="",
+            language="",
+            mode=Mode.BLOCK,
+            finished=cut is not None,
+        )
+        assert (found.text if found else "").startswith(last)
+        last = found.text if found else ""
+    assert "four)" in last
