@@ -152,10 +152,12 @@ def without_far_below(
             if _is_long(known) and below.count(known) == 1:
                 return lines[:number]
             after = below[place + 1] if place + 1 < len(below) else ""
-            if line != known or not after or _letters(known) + _letters(after) < _TELLING:
+            if not after or _letters(known) + _letters(after) < _TELLING:
                 continue
             if not (_says(known) and _says(after)):
                 continue
+            if line != known:
+                return lines[:number]  # it may become that
             following = rest[0] if rest else ""
             may_grow = not finished and len(rest) < 2
             if following == after or (may_grow and after.startswith(following)):

@@ -382,3 +382,12 @@ def test_a_later_line_of_blanks_does_not_change_what_was_offered() -> None:
         assert (found.text if found else "").startswith(last)
         last = found.text if found else ""
     assert "four)" in last
+
+
+def test_a_first_line_that_becomes_one_of_two_below_is_held_back() -> None:
+    below = "x\n#define other_name\n#ifndef some_name\n#define some_name\n"
+    raw, last = "#ifndef some_name\n#define some_name\n", ""
+    for size in range(1, len(raw) + 1):
+        found = offer(raw[:size], before="a\n", after=below, mode=Mode.LINE, finished=False)
+        assert (found.text if found else "").startswith(last)
+        last = found.text if found else ""
