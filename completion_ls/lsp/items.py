@@ -153,10 +153,12 @@ async def _ask(
     server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
 ) -> Shown | None:
     """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
-    if not is_wanted(situation, server.settings):
+    suggester = server.configured()
+    on_screen = suggester.is_on_screen(situation)
+    if not is_wanted(situation, server.settings, is_on_screen=on_screen):
         return None
     try:
-        return await server.configured().suggest(situation, partial)
+        return await suggester.suggest(situation, partial)
     except EngineFailed as failure:
         server.notices.show(str(failure), types.MessageType.Error)
         return None

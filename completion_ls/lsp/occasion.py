@@ -9,13 +9,15 @@ LEAST_TEXT = 10
 """With fewer characters before the cursor nothing is offered by itself: it would be noise."""
 
 
-def is_wanted(now: Situation, settings: Settings) -> bool:
+def is_wanted(now: Situation, settings: Settings, *, is_on_screen: bool = False) -> bool:
     """Whether to offer something at a place: always where it was asked for by hand, else where the
     settings allow it, there is enough text, and no word goes on right of the cursor (what is left of
-    it would be pushed away)."""
+    it would be pushed away). What is on the screen stays while it is typed, into whatever it leads."""
     if now.manual:
         return True
-    return has_enough_text(now) and not is_in_word(now) and allows(settings, now)
+    if not has_enough_text(now) or is_turned_off(settings, now):
+        return False
+    return is_on_screen or (not is_in_word(now) and allows(settings, now))
 
 
 def has_enough_text(now: Situation) -> bool:
@@ -28,10 +30,15 @@ def is_in_word(now: Situation) -> bool:
     return _is_of_word(now.before[-1:]) and _is_of_word(now.after[:1])
 
 
+def is_turned_off(settings: Settings, now: Situation) -> bool:
+    """Whether the settings have no suggestions in this language."""
+    return now.language in settings.server.disabled_languages
+
+
 def allows(settings: Settings, now: Situation) -> bool:
     """Whether the settings have suggestions at such a place: in this language, in comments and in
     strings (docstrings are strings)."""
-    if now.language in settings.server.disabled_languages:
+    if is_turned_off(settings, now):
         return False
     wanted = settings.completion
     if wanted.in_comments and wanted.in_strings:

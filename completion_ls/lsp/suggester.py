@@ -106,6 +106,12 @@ class Suggester:
         """The suggestion that answers in a document now."""
         return self._live.get(uri)
 
+    def is_on_screen(self, now: Situation) -> bool:
+        """Whether the editor was given what the live suggestion has for a place, here or before it was
+        typed up to here."""
+        live = self._live.get(now.uri)
+        return bool(live and live.usable and live.shown and live.goes_on(now))
+
     @property
     def model(self) -> str:
         """The name of the model that answers."""

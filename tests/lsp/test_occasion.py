@@ -39,6 +39,13 @@ def test_not_in_a_word_that_goes_on(text: str, wanted: bool) -> None:
     assert is_wanted(place(TEXT + text, manual=True), Settings())
 
 
+def test_what_is_on_the_screen_stays_in_a_word_and_in_a_comment() -> None:
+    assert is_wanted(place(TEXT + "na‸me"), Settings(), is_on_screen=True)
+    assert is_wanted(place(TEXT + "x = 1  # wh‸"), NO_COMMENTS, is_on_screen=True)
+    disabled = Settings(server=ServerSettings(disabled_languages=["python"]))
+    assert not is_wanted(place(TEXT + "na‸me"), disabled, is_on_screen=True)
+
+
 def test_not_with_less_than_ten_characters() -> None:
     assert not is_wanted(place("  x = 123‸  \n"), Settings())
     assert is_wanted(place("x = 123456‸"), Settings())
