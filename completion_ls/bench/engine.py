@@ -148,9 +148,7 @@ def with_drafts(settings: Settings, on: bool) -> Settings:
 def read_prompts(tokenizer: Tokenizer, sizes: Sizes) -> Prompts:
     """The prompts, from this package's own source files. Raises ValueError where they are too few
     for these sizes."""
-    folder = files("completion_ls")
-    texts = [folder.joinpath(name).read_text("utf-8") for name in SOURCES]
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    ids = _code(tokenizer)
     pieces = [tuple(piece[: sizes.context]) for piece in ids if len(piece) >= sizes.context]
     whole = tuple(token for piece in ids for token in piece)
     if len(pieces) < sizes.prompts or len(whole) < max(sizes.fill, sizes.long):
@@ -159,6 +157,17 @@ def read_prompts(tokenizer: Tokenizer, sizes: Sizes) -> Prompts:
             f"and {len(whole)} tokens together; that is too little."
         )
     return Prompts(tuple(pieces[: sizes.prompts]), whole)
+
+
+def code_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The package's own source files, one behind the other."""
+    return tuple(token for piece in _code(tokenizer) for token in piece)
+
+
+def _code(tokenizer: Tokenizer) -> list[list[int]]:
+    folder = files("completion_ls")
+    texts = [folder.joinpath(name).read_text("utf-8") for name in SOURCES]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 async def _try_speculations(session: _Session) -> dict[str, float]:

@@ -75,6 +75,7 @@ def start(what: Json) -> tuple[Json, Callable[[Json], Json]]:
         "load_s": time.perf_counter() - imported,
         "weight_bytes": engine.stats().weight_bytes,
         "threads": torch.get_num_threads(),
+        "max_context": engine.max_context,
     }
 
     def answer(question: Json) -> Json:

@@ -62,10 +62,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class OwnSide(Side):
-    """Our engine. `threads` are those of the library that computes."""
+    """Our engine. `threads` are those of the library that computes; `max_context` counts the tokens of a
+    prompt and its output together."""
 
     weight_bytes: int
     threads: int
+    max_context: int
     child: Child
 
     async def copied_per_s(self, size: int) -> float:
@@ -92,6 +94,7 @@ async def own(name: str, settings: Settings) -> AsyncIterator[OwnSide]:
             generate=_asking(started),
             weight_bytes=ready["weight_bytes"],
             threads=ready["threads"],
+            max_context=ready["max_context"],
             child=started,
         )
 

@@ -49,9 +49,9 @@ def replay(options: argparse.Namespace) -> int:
     peer: PeerTimes | None = None
     try:
         if options.plot:
-            _need("matplotlib", "--plot")
+            need("matplotlib", "--plot")
         if options.against:
-            _need("xllamacpp", "--against llama.cpp")
+            need("xllamacpp", "--against llama.cpp")
             # Both sides get the same window, unless the user has chosen one for such a run.
             os.environ.setdefault("COMPLETION_LS_PROMPT__MAX_TOKENS", PEER_WINDOW)
         stretch = _stretch(options)
@@ -118,7 +118,7 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
     """Measure the engine of the settings in force and print its figures; returns the exit status."""
     try:
         if engine_bench.LLAMA_CPP in options.against:
-            _need("xllamacpp", "--against llama.cpp")
+            need("xllamacpp", "--against llama.cpp")
         settings = torch_settings()
         columns = SpinnerColumn(), TextColumn("{task.description}")
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -185,7 +185,8 @@ def _typed(
         return asyncio.run(work(lambda done: bar.update(task, completed=done)))
 
 
-def _need(module: str, option: str) -> None:
+def need(module: str, option: str) -> None:
+    """Raise MissingExtra where a package of the extra `bench` is not there."""
     if find_spec(module) is None:
         raise MissingExtra(
             f"{option} needs {module}, which is in the extra `bench`; install it with "

@@ -90,6 +90,10 @@ def _run(options: argparse.Namespace) -> int:
                     return bench.engine(options)
                 case "replay":
                     return bench.replay(options)
+                case "protocol":
+                    from completion_ls.cli import bench_protocol
+
+                    return bench_protocol.run(options)
                 case "infill":
                     from completion_ls.cli import bench_infill
 
@@ -220,6 +224,17 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=_rounds, default=5, metavar="N", help="how often all is measured (5)"
     )
     engine.add_argument("--json", action="store_true", help="print all rounds as JSON")
+    text = (
+        "the engine's speed by a fixed rule, for comparing: a short context and one of 8,192 tokens"
+    )
+    protocol = bench.add_parser("protocol", help=text, description=text)
+    protocol.add_argument(
+        "--force", action="store_true", help="measure although other work loads the machine"
+    )
+    form = protocol.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all rounds as JSON")
+    form.add_argument("--markdown", action="store_true", help="print a table of Markdown")
+    protocol.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
     text = "perplexity of each form of the weights, on code"
     bench.add_parser("quality", help=text, description=text)
     text = "how often a draft is right, by how it is drawn; the draft is the model's first layers"
