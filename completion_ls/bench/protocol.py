@@ -34,7 +34,6 @@ MOST_BUSY = 0.25
 """With more processors at other work than this, figures say little about the engine."""
 SAMPLE_S = 1.0
 """So long the machine is looked at, before and after, while the engine does nothing."""
-OTHER_WORK = "other work"
 
 
 class Busy(Exception):

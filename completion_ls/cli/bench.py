@@ -7,7 +7,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -120,17 +121,9 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
         if engine_bench.LLAMA_CPP in options.against:
             need("xllamacpp", "--against llama.cpp")
         settings = torch_settings()
-        columns = SpinnerColumn(), TextColumn("{task.description}")
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
+        with saying() as say:
             report = asyncio.run(
-                engine_bench.measure(
-                    settings,
-                    options.against,
-                    options.rounds,
-                    sizes,
-                    lambda text: bar.update(task, description=text),
-                )
+                engine_bench.measure(settings, options.against, options.rounds, sizes, say)
             )
     except (
         *(OSError, ValueError, SettingsError, MissingExtra),
@@ -183,6 +176,15 @@ def _typed(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(text, total=len(stretch.transactions))
         return asyncio.run(work(lambda done: bar.update(task, completed=done)))
+
+
+@contextmanager
+def saying() -> Iterator[Callable[[str], None]]:
+    """A line on stderr while something is measured, that says what is being done."""
+    columns = SpinnerColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
 
 
 def need(module: str, option: str) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import get_args
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from tokenizers import Tokenizer
 
 from completion_ls.bench.engine import read_prompts
 from completion_ls.bench.engine_figures import Sizes
-from completion_ls.cli.bench import torch_settings
+from completion_ls.cli.bench import saying, torch_settings
 from completion_ls.config.sources import SettingsError
 from completion_ls.models.errors import ModelError
 from completion_ls.models.local import LocalModel, prepare
@@ -91,11 +90,9 @@ def _model_and_code() -> tuple[LocalModel, tuple[tuple[int, ...], ...]]:
 
 
 def _shown(work: Callable[[Callable[[str], None]], Table]) -> int:
-    columns = SpinnerColumn(), TextColumn("{task.description}")
     try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
-            table = work(lambda text: bar.update(task, description=text))
+        with saying() as say:
+            table = work(say)
     except (OSError, ValueError, SettingsError, ModelError) as error:
         print(f"completion-ls bench: {error}", file=sys.stderr)
         return 1

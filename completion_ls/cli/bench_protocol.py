@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from completion_ls.bench.protocol import ROUNDS, TOKENS, Busy, Report, Result, measure
-from completion_ls.cli.bench import MissingExtra, need
+from completion_ls.cli.bench import MissingExtra, need, saying
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.client import EngineFailed
@@ -28,16 +27,8 @@ def run(options: argparse.Namespace) -> int:
         if options.plot:
             need("matplotlib", "--plot")
         settings = resolve_strict()
-        columns = SpinnerColumn(), TextColumn("{task.description}")
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
-            report = asyncio.run(
-                measure(
-                    settings,
-                    force=options.force,
-                    say=lambda text: bar.update(task, description=text),
-                )
-            )
+        with saying() as say:
+            report = asyncio.run(measure(settings, force=options.force, say=say))
         if options.plot:
             plot(options.plot, report)
     except (
