@@ -11,12 +11,12 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tree_sitter import Node
 
 from completion_ls.context import queries, trees
-from completion_ls.context.words import names, words
+from completion_ls.context.words import words
 from completion_ls.syntax.languages import LANGUAGES
 
 MAX_CHUNK = 1000
@@ -57,11 +57,6 @@ class Chunk:
         """Those of its names."""
         return frozenset(words(self.text))
 
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """All that occur."""
-        return frozenset(names(self.text))
-
 
 @dataclass
 class _Definition:
@@ -85,8 +80,7 @@ def chunks_of(language: str, text: str) -> list[Chunk]:
         return []
     if language not in LANGUAGES:
         return _chunks(lines, _blocks(lines, 0, len(lines)), [])
-    data = text.encode("utf-8", "surrogatepass")
-    definitions = _definitions(language, trees.parse(language, data).root_node)
+    definitions = _definitions(language, text)
     spans = _divided(lines, 0, len(lines), definitions)
     return _chunks(lines, spans, definitions)
 
@@ -96,16 +90,17 @@ def enclosing(language: str, text: str, line: int) -> tuple[int, int]:
     where there is none."""
     if language not in LANGUAGES:
         return line, line
-    data = text.encode("utf-8", "surrogatepass")
-    found = _all(_definitions(language, trees.parse(language, data).root_node))
+    found = _all(_definitions(language, text))
     around = [one for one in found if one.first <= line < one.last]
     inner = max(around, key=lambda one: one.first, default=None)
     return (inner.first, inner.last) if inner else (line, line)
 
 
-def _definitions(language: str, root: Node) -> list[_Definition]:
+@lru_cache(maxsize=1)  # of one text, chunks and what encloses a line are asked for in turn
+def _definitions(language: str, text: str) -> Sequence[_Definition]:
     """The definitions of a file, those in functions left out."""
     found: dict[tuple[int, int], _Definition] = {}
+    root = trees.parse(language, text).root_node
     for match in trees.matches(queries.definitions(language), root):
         [kind] = match.keys() & _KINDS
         [node, *_] = match[kind]

@@ -38,9 +38,8 @@ def imports_of(language: str, text: str) -> list[Import]:
     """The imports of a text, in their order."""
     if language not in LANGUAGES:
         return []
-    root = trees.parse(language, text.encode("utf-8", "surrogatepass")).root_node
     found: dict[Import, None] = {}
-    for match in trees.matches(queries.imports(language), root):
+    for match in trees.matches(queries.imports(language), trees.parse(language, text).root_node):
         [statement], [module, *_] = match["import"], match["module"]
         named = trees.text_of(module)
         rest = trees.text_of(statement).replace(named, " ", 1) if "\n" not in named else named

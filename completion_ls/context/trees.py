@@ -18,8 +18,9 @@ PIECE = 4096
 
 
 @lru_cache(maxsize=2)
-def parse(language: str, data: bytes) -> Tree:
-    """The tree of a text in UTF-8, in a language that has a grammar. The last ones are remembered."""
+def parse(language: str, text: str) -> Tree:
+    """The tree of a text in a language that has a grammar. The last ones are remembered."""
+    data = text.encode("utf-8", "surrogatepass")
 
     def read(start: int, _: object) -> bytes:
         return data[start : start + PIECE]
