@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from completion_ls.lsp.documents import common_length
+from completion_ls.decode.tokens import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def worth(keys: Sequence[Key]) -> Worth:
             shown=bool(key.shown),
             right=bool(key.shown) and key.came.startswith(line),
             characters=len(key.shown),
-            characters_right=common_length(key.shown, key.came),
+            characters_right=common_prefix(key.shown, key.came),
             lines=key.shown.count("\n") + 1 if key.shown else 0,
             accepted=bool(accepted),
             saved=max(0, len(accepted) - 1),

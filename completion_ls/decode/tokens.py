@@ -1,14 +1,14 @@
-"""Sequences of token ids."""
+"""What two sequences, of token ids or of characters, have in common."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-Tokens = TypeVar("Tokens", list[int], tuple[int, ...])
+Items = TypeVar("Items", list[int], tuple[int, ...], str)
 
 
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many tokens `a` and `b` have in common at the start.
+def common_prefix(a: Items, b: Items) -> int:
+    """How many items `a` and `b` have in common at the start.
 
     Halves the unknown part with slice comparisons, which run in C: a loop over 2,000 tokens and
     some sequences would cost a visible part of a one-token pass.

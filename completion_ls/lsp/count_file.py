@@ -44,7 +44,7 @@ def place() -> Path:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """The counts of each model, with the day of the first one. None where there is no file that can be
+    """The counts of each model, with the day of the first one; none where there is no file that can be
     read."""
     try:
         return _read(place())

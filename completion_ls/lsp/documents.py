@@ -16,6 +16,8 @@ from urllib.parse import unquote
 from lsprotocol import types
 from pygls.workspace import TextDocument, Workspace
 
+from completion_ls.decode.tokens import common_prefix
+
 logger = logging.getLogger(__name__)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -256,10 +258,10 @@ class Document(TextDocument):
         """What of a range its replacement changes, and how many characters at the replacement's end
         are as before: where a whole file comes anew, only what differs is to move anything."""
         old = self.between(start, end)
-        head = common_length(old, text)
+        head = common_prefix(old, text)
         if old[head - 1 : head] == "\r" and "\n" in (old[head : head + 1], text[head : head + 1]):
             head -= 1  # between the two there is no place
-        tail = common_length(old[head:][::-1], text[head:][::-1])
+        tail = common_prefix(old[head:][::-1], text[head:][::-1])
         if tail and old[len(old) - tail] == "\n":
             in_front = old[: len(old) - tail][-1:], text[: len(text) - tail][-1:]
             tail -= "\r" in in_front
@@ -313,18 +315,6 @@ class DocumentWorkspace(Workspace):
             logger.warning("Ignored a change of notebook %s: the client never opened it.", uri)
             return
         super().update_notebook_document(params)
-
-
-def common_length(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _moved(place: Place, end: Place, stop: Place) -> Place:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from urllib.parse import unquote
 
-from completion_ls.lsp.documents import Document, Place, Stretch, clean, common_length
+from completion_ls.decode.tokens import common_prefix
+from completion_ls.lsp.documents import Document, Place, Stretch, clean
 
 AFTER_S = (30.0, 300.0)
 PIECES = re.compile(r"\w+|\s+|.")
@@ -78,8 +79,8 @@ def kept_characters(accepted: str, now: str) -> int:
     if accepted in now:
         return len(accepted)
     now = now[: 4 * len(accepted) + ROOM]
-    head = common_length(accepted, now)
-    tail = common_length(accepted[head:][::-1], now[head:][::-1])
+    head = common_prefix(accepted, now)
+    tail = common_prefix(accepted[head:][::-1], now[head:][::-1])
     before = PIECES.findall(accepted[head : len(accepted) - tail])
     after = PIECES.findall(now[head : len(now) - tail])
     blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()

@@ -128,7 +128,7 @@ def without_loop(lines: list[str], finished: bool) -> list[str]:
 
 
 def _say_something(lines: Sequence[str]) -> bool:
-    return any(character.isalpha() for line in lines for character in line)
+    return any(map(_says, lines))
 
 
 def without_far_below(
