@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from completion_ls.decode.covering import Covered
 from completion_ls.engines.contract import Event, Finish, Job, Lane
 from completion_ls.engines.drafts import JobDrafts
 
@@ -47,6 +48,19 @@ class RunningJob:
     def full(self) -> Finish | None:
         """LENGTH when the job has what it asked for."""
         return Finish.LENGTH if self.produced >= self.job.max_new_tokens else None
+
+    def kept(self, found: Covered) -> tuple[int, ...]:
+        """The tokens that take the place of the unfinished word, without a stop token at their end;
+        they are the output's first."""
+        self.first_tokens = len(found.tokens)
+        return found.tokens[: len(found.tokens) - (found.tokens[-1] in self.job.stop_token_ids)]
+
+    def covered(self, found: Covered, kept: tuple[int, ...]) -> Event:
+        """What the step did in which these were kept, once they are in the output."""
+        stopped = len(kept) < len(found.tokens)
+        finish = Finish.STOP if stopped else self.full
+        stop = found.logprobs[-1] if stopped else None
+        return self.event(kept, found.logprobs[: len(kept)], finish, stop, found.typed_logprob)
 
     def event(
         self,

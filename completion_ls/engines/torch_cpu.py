@@ -296,14 +296,9 @@ class TorchCpuEngine:
         tokens = covered.tokens
         self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
         running.tip = ([base - 1, *kv.follow(base - 1, tokens[:-1])])[-1]
-        stopped = tokens[-1] in job.stop_token_ids
-        kept = len(tokens) - stopped
-        running.first_tokens = len(tokens)
-        self._note(running, tokens[:kept])
-        finish = Finish.STOP if stopped else running.full
-        stop = covered.logprobs[-1] if stopped else None
-        logprobs = covered.logprobs[:kept]
-        return running.event(tokens[:kept], logprobs, finish, stop, covered.typed_logprob)
+        kept = running.kept(covered)
+        self._note(running, kept)
+        return running.covered(covered, kept)
 
     def _note(self, running: _Running, tokens: Sequence[int]) -> None:
         running.output += tokens

@@ -303,14 +303,9 @@ class Exl2Engine:
         before = tokens[:-1]
         if looked[: len(before)] != before:
             look(before)
-        stopped = tokens[-1] in job.stop_token_ids
-        kept = len(tokens) - stopped
-        running.first_tokens = len(tokens)
-        self._note(running, work, tokens[:kept])
-        finish = Finish.STOP if stopped else running.full
-        stop = covered.logprobs[-1] if stopped else None
-        logprobs = covered.logprobs[:kept]
-        return running.event(tokens[:kept], logprobs, finish, stop, covered.typed_logprob)
+        kept = running.kept(covered)
+        self._note(running, work, kept)
+        return running.covered(covered, kept)
 
     def _decode(self, running: _Running, work: PagedJob) -> Event:
         left = running.job.max_new_tokens - running.produced
