@@ -15,21 +15,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from completion_ls.bench.future import came_next
-from completion_ls.bench.infill import RULES, Writer
+from completion_ls.bench.infill import RULES, Writer, place_between
 from completion_ls.bench.infill_figures import Estimate, wilson
 from completion_ls.bench.shown import Key, Worth, first_line, worth
 from completion_ls.bench.trace import MOST_LATER, Trace, apply, cut
 from completion_ls.config.settings import Settings
 from completion_ls.lsp.confidence import OFF
-from completion_ls.lsp.rules import choose_mode
-from completion_ls.lsp.situation import Situation
+from completion_ls.lsp.situation import Situation, window
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.models.reliability import Point, least_probability, monotone
 
 EDGES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 GRID = tuple(n / 20 for n in range(19))
 URI = "file:///calibrate"
-CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def ask(
     """The keys of one stretch. Raises ValueError where there are none."""
     gaps = [0.0] * len(trace.transactions)
     stretch = cut(trace, start=start, keystrokes=keystrokes, gaps_s=gaps)
-    limit = CHARACTERS_PER_TOKEN * writer.settings.prompt.max_tokens
+    limit = window(writer.settings.prompt.max_tokens)
     text, found = stretch.text, []
     for number, transaction in enumerate(stretch.transactions, stretch.first + 1):
         progress()
@@ -99,14 +97,7 @@ def ask(
         text = apply(text, transaction)
         cursor = transaction[-1].end
         before, after = text[:cursor], text[cursor:]
-        place = Situation(
-            URI,
-            before.count("\n"),
-            len(before) - (before.rfind("\n") + 1),
-            before[-limit:],
-            after[:limit],
-            limit,
-        )
+        place = place_between(before, after, URI, limit)
         later = trace.transactions[number : number + MOST_LATER]
         came = came_next(after, cursor, later)
         found.append(Asked(place, text, cursor, tuple(_written(writer, place)), came))
@@ -115,7 +106,7 @@ def ask(
 
 def suggestion(key: Asked, settings: Settings, least: float = OFF) -> Suggestion:
     """The finished suggestion of a key, with a least log probability."""
-    found = _begun(key.place, settings, least)
+    found = Suggestion.at(key.place, settings.completion, least=least)
     for text, logprob in key.tokens:
         found.add(text, [logprob], [len(text)])
     found.finished = True
@@ -190,15 +181,9 @@ def reliability(samples: Sequence[tuple[float, bool]]) -> list[Bin]:
     return found
 
 
-def _begun(place: Situation, settings: Settings, least: float) -> Suggestion:
-    wanted = settings.completion
-    mode = choose_mode(place.before_line, place.after_line, wanted.lines)
-    return Suggestion(place, mode, wanted.max_lines, "key", least=least)
-
-
 def _written(writer: Writer, place: Situation) -> Iterator[tuple[str, float]]:
     """What the model writes at a place, until the suggestion is complete."""
-    whole = _begun(place, writer.settings, OFF)
+    whole = Suggestion.at(place, writer.settings.completion)
     with closing(writer.pieces(writer.prompt(RULES, place.before, place.after))) as pieces:
         for piece in pieces:
             yield piece.text, piece.logprob

@@ -27,7 +27,6 @@ from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded
 from completion_ls.daemon.pieces import Piece, pieces
 from completion_ls.engines.contract import Finish, Job
-from completion_ls.lsp.rules import choose_mode
 from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.prompt.build import Prompt, PromptBuilder
@@ -230,6 +229,15 @@ def answers(writer: Writer, problem: Problem, place: Place) -> dict[Arm, tuple[S
     return found
 
 
+def place_between(
+    before: str, after: str, uri: str, limit: int, *, language: str = ""
+) -> Situation:
+    """The cursor between two texts, which are all of a document; at most `limit` characters of each are
+    seen."""
+    line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
+    return Situation(uri, line, column, before[-limit:], after[:limit], limit, language=language)
+
+
 def measure(
     writer: Writer,
     problems: Sequence[Problem],
@@ -274,14 +282,13 @@ def _written(
     writer: Writer, prompt: Prompt, before: str, after: str, wanted: Collection[Lines | None]
 ) -> dict[Lines | None, Shown]:
     """What comes of one text of the model with these settings of `completion.lines`."""
-    line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-    start = Situation("file:///infill.py", line, column, before, after, WINDOW, language="python")
-    most = writer.settings.completion.max_lines
-    suggestions = {}
-    for lines in wanted:
-        if lines:
-            mode = choose_mode(start.before_line, start.after_line, lines)
-            suggestions[lines] = Suggestion(start, mode, most, "key")
+    start = place_between(before, after, "file:///infill.py", WINDOW, language="python")
+    own = writer.settings.completion
+    suggestions = {
+        lines: Suggestion.at(start, own.model_copy(update={"lines": lines}))
+        for lines in wanted
+        if lines
+    }
     raw = ""
     with closing(writer.pieces(prompt)) as written:
         for piece in written:

@@ -42,10 +42,8 @@ class Generator:
 
     def begin(self, start: Situation, lane: Lane, draw: int = 0) -> Suggestion:
         """Ask the engine for the text at a place; with `draw`, for another one, by that number."""
-        wanted = self.settings.completion
-        mode = rules.choose_mode(start.before_line, start.after_line, wanted.lines)
         least = confidence.OFF if start.manual else self.least
-        suggestion = Suggestion(start, mode, wanted.max_lines, lane, draw, least)
+        suggestion = Suggestion.at(start, self.settings.completion, lane, draw=draw, least=least)
         suggestion.pump = asyncio.create_task(self._fill(suggestion, self.engine))
         return suggestion
 

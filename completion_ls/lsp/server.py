@@ -28,7 +28,7 @@ from completion_ls.lsp.offers import Offers
 from completion_ls.lsp.others import Others
 from completion_ls.lsp.progress import LoadingProgress
 from completion_ls.lsp.protocol import Protocol
-from completion_ls.lsp.situation import MOST_CLOSERS, Situation
+from completion_ls.lsp.situation import MOST_CLOSERS, Situation, window
 from completion_ls.lsp.state import EngineState
 from completion_ls.lsp.suggester import Suggester
 from completion_ls.wire.client import EngineClient, Watcher
@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 
 CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
-CHARACTERS_PER_TOKEN = 8
 SWITCH_S = 1.0
-MAX_WINDOW = 400_000
-"""Most characters of a window, so that every message fits a frame."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -247,7 +244,7 @@ class CompletionServer(LanguageServer):
     @property
     def window(self) -> int:
         """Most characters of the text on each side of a cursor."""
-        return min(MAX_WINDOW, CHARACTERS_PER_TOKEN * self.settings.prompt.max_tokens)
+        return window(self.settings.prompt.max_tokens)
 
     def _cells_above(self, uri: str, limit: int) -> str:
         """The code cells above a notebook cell, or nothing for a plain document."""

@@ -10,6 +10,9 @@ from completion_ls.lsp.documents import Place
 CLOSER_OF = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", "<": ">"}
 MOST_CLOSERS = 4
 """An editor adds so many at once; a paste may end in thousands, each a place to compare."""
+CHARACTERS_PER_TOKEN = 8
+MAX_WINDOW = 400_000
+"""Most characters of a window, so that every message fits a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ class Situation:
     def after_enter(self) -> Situation:
         """The situation after Enter, at the start of the next line."""
         return self.accepting(Shown("\n", 0))
+
+
+def window(prompt_tokens: int) -> int:
+    """Most characters of the text on each side of a cursor, for a prompt of so many tokens."""
+    return min(MAX_WINDOW, CHARACTERS_PER_TOKEN * prompt_tokens)
 
 
 def typed_since(start: Situation, now: Situation) -> Typed | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from completion_ls.config.settings import CompletionSettings
 from completion_ls.lsp import confidence, rules
 from completion_ls.lsp.situation import Shown, Situation, Typed, typed_since
 from completion_ls.wire.client import Answer, EngineFailed
@@ -55,6 +56,20 @@ class Suggestion:
     pump: asyncio.Task[None] | None = None
     _offer: tuple[int, bool, rules.Offer | None] | None = None
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def at(
+        cls,
+        start: Situation,
+        wanted: CompletionSettings,
+        lane: Lane = "key",
+        *,
+        draw: int = 0,
+        least: float = confidence.OFF,
+    ) -> Suggestion:
+        """One that begins at a place, without text yet; the settings say how far it is to go."""
+        mode = rules.choose_mode(start.before_line, start.after_line, wanted.lines)
+        return cls(start, mode, wanted.max_lines, lane, draw, least)
 
     @classmethod
     def recalled(
