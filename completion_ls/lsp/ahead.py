@@ -79,25 +79,16 @@ class Ahead:
     def warm_up(self, now: Situation) -> None:
         """Have the prompt for a place computed before the first key; an older warm-up is given up."""
         self.end_warm_up()
-        ready = self._generator.engine.ready
-        if ready and self._wanted(now) and self._generator.known.find(now) is None:
-            request = self._generator.warm_up_request(now, ready.max_context)
-            self._warming = now.uri, asyncio.create_task(self._warm_up(request))
+        if self._wanted(now) and self._generator.known.find(now) is None:
+            self._begin_warm_up(now)
 
     def warm_up_with(self, now: Situation, others: Surroundings, done: Callable[[], None]) -> bool:
         """The same with these other files; `done` is called at the end, unless it is given up. False
         where no work is wanted ahead."""
         self.end_warm_up()
-        ready = self._generator.engine.ready
-        if ready is None or not self._wanted(now):
+        if not self._wanted(now):
             return False
-        request = self._generator.warm_up_request(now, ready.max_context, others)
-
-        async def work() -> None:
-            await self._warm_up(request)
-            done()
-
-        self._warming = now.uri, asyncio.create_task(work())
+        self._begin_warm_up(now, others, done)
         return True
 
     def end_warm_up(self, uri: str | None = None) -> None:
@@ -159,7 +150,18 @@ class Ahead:
             and allows(settings, place)
         )
 
-    async def _warm_up(self, request: Complete) -> None:
+    def _begin_warm_up(
+        self,
+        now: Situation,
+        others: Surroundings | None = None,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        ready = self._generator.engine.ready
+        assert ready
+        request = self._generator.warm_up_request(now, ready.max_context, others)
+        self._warming = now.uri, asyncio.create_task(self._warm_up(request, done))
+
+    async def _warm_up(self, request: Complete, done: Callable[[], None]) -> None:
         engine = self._generator.engine
         answer: Answer | None = None
         try:
@@ -171,3 +173,4 @@ class Ahead:
         finally:
             if answer:
                 engine.cancel(answer)
+        done()
