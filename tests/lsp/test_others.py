@@ -307,7 +307,11 @@ async def test_an_open_document_is_read_as_it_stands_in_the_editor(folder: Path)
     await editor.server.close()
 
 
-NO_SOURCES = ["untitled:Untitled-1", "vscode-notebook-cell:/project/a.ipynb#a", "git:/project/shapes.py"]
+NO_SOURCES = [
+    "untitled:Untitled-1",
+    "vscode-notebook-cell:/project/a.ipynb#a",
+    "git:/project/shapes.py",
+]
 
 
 @pytest.mark.parametrize("uri", NO_SOURCES)
