@@ -17,9 +17,10 @@ rest of what matters goes through the model in one small batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,8 @@ class Covered:
     typed_logprob: float = 0.0
     """That of r itself, by all ways to spell it that were looked into: what comes behind r has the
     sum of `logprobs` less this."""
+    others: tuple[Covered, ...] = ()
+    """The next best choices, where they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Covering:
     position: int
     banned: frozenset[int] = frozenset()
     """Tokens that are not chosen, though they may follow all of r."""
+    others: int = 0
+    """So many other choices are wanted, too, of those that were looked into."""
 
     def choose(self) -> Covered:
         """The most probable sequence at temperature 0, otherwise one drawn with noise that depends
@@ -107,7 +112,11 @@ class Covering:
         found = self._best(nodes)[1]
         if found is None:
             raise ValueError("No token of the model begins with what was typed.")
-        return replace(found, typed_logprob=self._typed(nodes))
+        others = []
+        if self.others:
+            ranked = (one for _, one, fits in self._ranked(nodes) if fits and one != found)
+            others = list(islice(ranked, self.others))
+        return replace(found, typed_logprob=self._typed(nodes), others=tuple(others))
 
     def nodes(self) -> list[Node]:
         """All branches that matter for the choice, with their candidates.
@@ -220,23 +229,33 @@ class Covering:
         """The candidate with the best score that the tokenizer agrees with, and that score. (Where
         it agrees with none of the first ones, the very best, as if it were worth nothing: there
         must be an answer.)"""
+        very_best = None
+        for score, covered, fits in self._ranked(nodes):
+            very_best = very_best or covered
+            if fits:
+                return score, covered
+        return -np.inf, very_best
+
+    def _ranked(self, nodes: list[Node]) -> Iterator[tuple[float, Covered, bool]]:
+        """The best candidates with their scores, the best one first, and whether the tokenizer would
+        read their text so."""
         scores = [node.weights for node in nodes]
         if self.sampling.temperature > 0:
             scores = [node.weights + self._noise(node) for node in nodes]
         starts = np.cumsum([0, *(len(part) for part in scores)])
         score = np.concatenate(scores)
-        very_best = None
+        seen = set[int]()
         for count in sorted({min(4, len(score)), min(MOST_CHECKS, len(score))} - {0}):
             likely = np.argpartition(-score, count - 1)[:count]
-            for place in likely[np.lexsort((likely, -score[likely]))]:
+            for place in map(int, likely[np.lexsort((likely, -score[likely]))]):
+                if place in seen:
+                    continue
+                seen.add(place)
                 number = int(np.searchsorted(starts, place, side="right")) - 1
                 node = nodes[number]
                 token = int(node.ids[place - starts[number]])
                 covered = Covered((*node.branch, token), (*node.path, float(node.logprobs[token])))
-                very_best = very_best or covered
-                if self.vocabulary.is_canonical(covered.tokens):
-                    return float(score[place]), covered
-        return -np.inf, very_best
+                yield float(score[place]), covered, self.vocabulary.is_canonical(covered.tokens)
 
     def _noise(self, node: Node) -> npt.NDArray[np.float64]:
         return gumbel(self.sampling.seed, self.position + len(node.branch), node.ids)

@@ -40,8 +40,26 @@ def choose(
         allowed[[token for token in banned if token < len(logits)]] = -np.inf
     greedy = sampling.temperature <= 0
     token = int(allowed.argmax()) if greedy else _draw(allowed, sampling, position)
+    return token, given(logits, token)
+
+
+def given(logits: Floats, token: int) -> float:
+    """The natural-log probability of a token that was not chosen; `logits` is one row, [vocabulary]."""
+    largest = logits.max()
     total = np.exp(logits - largest).sum(dtype=np.float64)
-    return token, float(logits[token] - largest) - float(np.log(total))
+    return float(logits[token] - largest) - float(np.log(total))
+
+
+def others(
+    logits: Floats, count: int, chosen: int, banned: frozenset[int] = frozenset()
+) -> list[tuple[int, float]]:
+    """The `count` most probable tokens but `chosen` and `banned` ones, the more probable first (of equal
+    ones the lower id), and their natural-log probabilities; `logits` is one row, [vocabulary]."""
+    few = min(len(logits), count + 1 + len(banned))
+    likely = np.argpartition(-logits, few - 1)[:few]
+    ranked = (int(token) for token in likely[np.lexsort((likely, -logits[likely]))])
+    found = [token for token in ranked if token != chosen and token not in banned][:count]
+    return [(token, given(logits, token)) for token in found]
 
 
 def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, npt.NDArray[np.float64]]:

@@ -79,6 +79,21 @@ class Job:
     """Compute everything, as an engine that was just loaded would."""
     document: str = ""
     """Whose text it is: drafts are looked for in the earlier suggestions of the same document."""
+    given: tuple[int, ...] = ()
+    """The output's first tokens, at most `max_new_tokens`: they are not chosen, only computed, several
+    in a pass, so that events tell how probable they are. Not with an `unfinished` word."""
+    others: int = 0
+    """So many other choices are told with each choice, the most probable ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Tokens that could stand in the place of what was chosen, from index `place` of the job's output
+    on, and the natural-log probability of each."""
+
+    place: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,8 @@ class Event:
     typed_logprob: float | None = None
     """Where the tokens take the place of an unfinished word: that of what was typed of it. What they
     spell beyond it has the sum of their own less this."""
+    others: tuple[Other, ...] = ()
+    """Other choices, where the job asks for them: the more probable one first in each place."""
 
 
 @dataclass(frozen=True, slots=True)

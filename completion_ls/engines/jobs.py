@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from completion_ls.decode.covering import Covered
-from completion_ls.engines.contract import Event, Finish, Job, Lane
+from completion_ls.engines.contract import Event, Finish, Job, Lane, Other
 from completion_ls.engines.drafts import JobDrafts
 
 
@@ -39,6 +39,11 @@ class RunningJob:
         return len(self.output) - self.first_tokens + 1 if self.output else 0
 
     @property
+    def still_given(self) -> tuple[int, ...]:
+        """What is given of the output and is not there yet."""
+        return self.job.given[len(self.output) :]
+
+    @property
     def banned(self) -> frozenset[int]:
         """Stop tokens, as long as the job must not stop."""
         enough = self.produced >= self.job.min_new_tokens
@@ -58,9 +63,15 @@ class RunningJob:
     def covered(self, found: Covered, kept: tuple[int, ...]) -> Event:
         """What the step did in which these were kept, once they are in the output."""
         stopped = len(kept) < len(found.tokens)
-        finish = Finish.STOP if stopped else self.full
-        stop = found.logprobs[-1] if stopped else None
-        return self.event(kept, found.logprobs[: len(kept)], finish, stop, found.typed_logprob)
+        others = tuple(Other(0, one.tokens, one.logprobs) for one in found.others)
+        return self.event(
+            kept,
+            found.logprobs[: len(kept)],
+            Finish.STOP if stopped else self.full,
+            found.logprobs[-1] if stopped else None,
+            found.typed_logprob,
+            others,
+        )
 
     def event(
         self,
@@ -69,10 +80,12 @@ class RunningJob:
         finish: Finish | None = None,
         stop_logprob: float | None = None,
         typed_logprob: float | None = None,
+        others: tuple[Other, ...] = (),
     ) -> Event:
         """What a step did for it."""
         counts = self.reused, self.computed
-        return Event(self.job.id, tokens, logprobs, *counts, finish, stop_logprob, typed_logprob)
+        stop = stop_logprob, typed_logprob
+        return Event(self.job.id, tokens, logprobs, *counts, finish, *stop, others)
 
 
 R = TypeVar("R", bound=RunningJob)
@@ -106,7 +119,12 @@ def check_job(job: Job, max_context: int, vocabulary: int, *, has_tokenizer: boo
             f"The job has {len(job.prompt)} prompt tokens and asks for {job.max_new_tokens} "
             f"more, but the context holds {max_context}. Shorten one of them."
         )
-    if not 0 <= min(job.prompt) <= max(job.prompt) < vocabulary:
+    if job.given and (job.unfinished or len(job.given) > job.max_new_tokens):
+        raise ValueError(
+            "Tokens that are given must not be more than those to produce, nor go with an unfinished word."
+        )
+    ids = (*job.prompt, *job.given)
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
         raise ValueError(
             f"The prompt has token ids outside 0 to {vocabulary - 1}; it was made with another "
             "model's tokenizer."

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.decode.covering import Branch, Covering, Floats
-from completion_ls.decode.sampling import choose
+from completion_ls.decode.sampling import choose, given, others
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import (
     EngineStats,
@@ -21,6 +21,7 @@ from completion_ls.engines.contract import (
     Job,
     JobFailed,
     Lane,
+    Other,
     Unfinished,
 )
 from completion_ls.engines.draft_model import DraftModel, check_vocabulary
@@ -32,7 +33,7 @@ from completion_ls.engines.model import Model
 from completion_ls.engines.native import Native, load_native
 from completion_ls.engines.shape import UnknownModel
 from completion_ls.engines.speed import speed_of
-from completion_ls.engines.tree import KvSequence, Node, TreePath, View
+from completion_ls.engines.tree import KvSequence, Node, TreePath, View, chain
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ SHORT = 16
 """So many tokens go through the model beside the branches, which a longer chunk would clear away."""
 KEPT_ROWS = 24
 """Of so many tokens of the output the logits are kept: a user who types along may leave it there."""
+GIVEN = 48
+"""Most given tokens in one pass: all of their logits are kept until they are read."""
 NO_DRAFTS = DraftSettings(lookup=False, max_tokens=0)
 
 
@@ -244,7 +247,7 @@ class TorchCpuEngine:
         if kv.line < base:
             return running.event()
         running.tip = base - 1
-        if self._drafts and running.job.max_new_tokens > 1:
+        if self._drafts and running.job.max_new_tokens > max(1, len(running.job.given)):
             running.drafts = self._drafts.of(running.job, prompt[:base])
         if running.job.unfinished:
             return self._cover(running, kv, running.job.unfinished)
@@ -292,6 +295,7 @@ class TorchCpuEngine:
             sampling=job.sampling,
             position=base,
             banned=running.banned,
+            others=job.others,
         ).choose()
         tokens = covered.tokens
         self._count(running, self._grow(kv, [(base - 1, tokens[:-1])]))  # as a rule it is there
@@ -309,6 +313,8 @@ class TorchCpuEngine:
     def _decode(self, running: _Running) -> Event:
         kv = running.kv
         assert kv is not None
+        if running.still_given:
+            return self._read_given(running, kv)
         last = running.output[-1]
         slot = kv.after(running.tip, last)
         if running.guesses and slot == running.guesses[0]:
@@ -322,6 +328,24 @@ class TorchCpuEngine:
         running.tip = slot
         row = kv.rows[slot] if len(running.output) < KEPT_ROWS else kv.rows.pop(slot)
         return self._produce(running, row)
+
+    def _read_given(self, running: _Running, kv: KvSequence) -> Event:
+        """Put tokens of the output that need not be chosen through the model, several at once."""
+        tokens = running.still_given[:GIVEN]
+        before = (running.output[-1], *tokens[:-1])
+        ends = running.produced + len(tokens) >= running.job.max_new_tokens
+        if ends:  # it was only to be read: nobody types there, so nothing of it is kept
+            nodes = chain(running.tip, before, kv.length)
+            self._cache.grow(kv, kv.length + len(nodes))
+            rows = list(self._forward(before, kv, len(nodes), kv.view(nodes)))
+        else:
+            self._grow(kv, [(running.tip, before)])
+            slots = kv.follow(running.tip, before)
+            rows = [kv.rows[slot] for slot in slots]
+            running.tip = slots[-1]
+        logprobs = [given(row.numpy(), token) for row, token in zip(rows, tokens, strict=True)]
+        self._note(running, tokens)
+        return running.event(tokens, tuple(logprobs), running.full)
 
     def _guess(self, running: _Running, kv: KvSequence, last: int) -> None:
         """Put the last token through the model, with a draft of what follows it and, where somebody
@@ -386,11 +410,18 @@ class TorchCpuEngine:
         job = running.job
         position = running.base + len(running.output)
         banned = running.banned
-        token, logprob = choose(logits.numpy(), job.sampling, position, banned)
+        place, row = len(running.output), logits.numpy()
+        if running.still_given:
+            token = running.still_given[0]
+            self._note(running, (token,))
+            return running.event((token,), (given(row, token),), running.full)
+        token, logprob = choose(row, job.sampling, position, banned)
+        found = others(row, job.others, token, banned) if job.others else ()
+        beside = tuple(Other(place, (other,), (chance,)) for other, chance in found)
         if token in job.stop_token_ids:
-            return running.event(finish=Finish.STOP, stop_logprob=logprob)
+            return running.event(finish=Finish.STOP, stop_logprob=logprob, others=beside)
         self._note(running, (token,))
-        return running.event((token,), (logprob,), running.full)
+        return running.event((token,), (logprob,), running.full, others=beside)
 
 
 def _read(folder: Path, settings: EngineSettings, native: Native | None) -> Model:

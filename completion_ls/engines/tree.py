@@ -25,6 +25,11 @@ Node = tuple[int, int]
 """The slot that a token follows (-1 for the first), and the token."""
 
 
+def chain(slot: int, tokens: Sequence[int], length: int) -> list[Node]:
+    """The nodes of tokens that follow `slot` one after the other, in new slots from `length` on."""
+    return list(zip([slot, *range(length, length + len(tokens) - 1)], tokens, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class TreePath:
     """Where a text is in a sequence: its first `common` tokens in the line, then these slots."""

@@ -1,5 +1,6 @@
 """What every engine owes its callers, whatever computes behind it."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from completion_ls.engines.contract import Engine, Event, Finish, Job, JobFailed, Lane, Sampling
+from completion_ls.engines.contract import (
+    Engine,
+    Event,
+    Finish,
+    Job,
+    JobFailed,
+    Lane,
+    Other,
+    Sampling,
+)
 from support.jobs import Answer, drain, job, run
 
 VOCABULARY = 97
@@ -34,6 +44,8 @@ class Numbers:
     """... and of one on the background lane."""
     again: int
     """What a prompt costs that is known as a whole."""
+    near: float = 1e-3
+    """How far a log probability may be off by what else goes through the model with it."""
 
 
 @pytest.fixture
@@ -82,6 +94,57 @@ def test_logprobs_are_those_of_the_model(engine: Engine, tiny: Callable) -> None
     known = rows.log_softmax(-1)
     for offset, (token, logprob) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
         assert abs(known[len(prompt) - 1 + offset, token] - logprob) < 1e-3
+
+
+# given tokens, and other choices
+
+
+@pytest.mark.parametrize("length", [1, 2, 50, 120])
+def test_given_tokens_are_as_probable_as_when_they_are_chosen(
+    engine: Engine, numbers: Numbers, length: int
+) -> None:
+    prompt, given_tokens = document(1, 70), document(2, length)
+    run(engine, job(prompt, 5))  # what there is already makes no difference
+    answer = run(engine, job(prompt, length + 3, given=given_tokens))
+    read = run(engine, job(prompt, length, given=given_tokens))
+    assert read.tokens == list(given_tokens) and read.finish is Finish.LENGTH
+    assert answer.tokens[:length] == read.tokens
+    assert (
+        answer.tokens[length:] == run(engine, job((*prompt, *given_tokens), 3, fresh=True)).tokens
+    )
+    for place in {0, length // 2, length - 1}:
+        text = (*prompt, *given_tokens[:place])
+        one = run(engine, job(text, 1, others=numbers.vocabulary, fresh=True))
+        chances = {token: logprob for other in one.others for token, logprob in _pairs(other)}
+        chances[one.tokens[0]] = one.logprobs[0]
+        assert len(chances) == numbers.vocabulary
+        assert abs(sum(map(math.exp, chances.values())) - 1) < 1e-3
+        for found in (answer, read):
+            assert abs(found.logprobs[place] - chances[given_tokens[place]]) < numbers.near
+
+
+def _pairs(other: Other) -> list[tuple[int, float]]:
+    return list(zip(other.tokens, other.logprobs, strict=True))
+
+
+def test_given_tokens_leave_the_next_answers_as_they_are(engine: Engine) -> None:
+    prompt = document(1, 70)
+    alone = run(engine, job(prompt, 12))
+    for seed in range(2, 8):
+        run(engine, job(prompt, 40, given=document(seed, 40)))
+        run(engine, job(prompt, 9, given=document(seed, 5)))
+    again = run(engine, job(prompt, 12))
+    assert again.tokens == alone.tokens and again.reused >= len(prompt) - 1
+
+
+def test_other_choices_are_the_next_best_ones(engine: Engine) -> None:
+    answer = run(engine, job(document(1, 40), 4, others=3))
+    assert [other.place for other in answer.others] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    for place, (token, logprob) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+        others = [_pairs(other)[0] for other in answer.others if other.place == place]
+        ranked = [logprob, *(chance for _, chance in others)]
+        assert ranked == sorted(ranked, reverse=True)
+        assert len({token, *(other for other, _ in others)}) == 4
 
 
 # reuse
@@ -316,6 +379,10 @@ def test_jobs_that_make_no_sense_are_refused(engine: Engine, numbers: Numbers) -
         engine.add(job((1, numbers.vocabulary)))
     with pytest.raises(ValueError, match="token ids outside"):
         engine.add(job((-1, 2)))
+    with pytest.raises(ValueError, match="token ids outside"):
+        engine.add(job((1, 2), given=(numbers.vocabulary,)))
+    with pytest.raises(ValueError, match="must not be more than those to produce"):
+        engine.add(job((1, 2), 2, given=(1, 2, 3)))
     running = job((1, 2))
     engine.add(running)
     with pytest.raises(ValueError, match="still running"):

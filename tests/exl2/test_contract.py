@@ -26,7 +26,10 @@ from engines.test_contract import (
     test_close_drops_jobs_and_memory,
     test_decoding_jobs_of_a_lane_take_turns,
     test_each_typed_token_costs_one_token,
+    test_given_tokens_are_as_probable_as_when_they_are_chosen,
+    test_given_tokens_leave_the_next_answers_as_they_are,
     test_jobs_that_make_no_sense_are_refused,
+    test_other_choices_are_the_next_best_ones,
     test_seeds_are_reproducible_and_independent_of_history,
     test_the_newest_keystroke_is_prefilled_first,
     test_the_same_prompt_again,
@@ -53,7 +56,10 @@ __all__ = [
     "test_close_drops_jobs_and_memory",
     "test_decoding_jobs_of_a_lane_take_turns",
     "test_each_typed_token_costs_one_token",
+    "test_given_tokens_are_as_probable_as_when_they_are_chosen",
+    "test_given_tokens_leave_the_next_answers_as_they_are",
     "test_jobs_that_make_no_sense_are_refused",
+    "test_other_choices_are_the_next_best_ones",
     "test_seeds_are_reproducible_and_independent_of_history",
     "test_the_newest_keystroke_is_prefilled_first",
     "test_the_same_prompt_again",
@@ -64,6 +70,8 @@ pytestmark = pytest.mark.exl2
 TO_THE_TOKEN = (
     test_a_running_job_lends_its_prefix,
     test_a_sample_goes_on_the_same_while_it_is_typed_along,
+    test_given_tokens_are_as_probable_as_when_they_are_chosen,
+    test_given_tokens_leave_the_next_answers_as_they_are,
     test_seeds_are_reproducible_and_independent_of_history,
 )
 """They compare long texts of engines that have computed them in different pieces."""
@@ -73,7 +81,7 @@ TO_THE_TOKEN = (
 def numbers() -> Numbers:
     from support.exl2.tiny import VOCABULARY
 
-    return Numbers(VOCABULARY, chunk=512, background_chunk=256, again=1)
+    return Numbers(VOCABULARY, chunk=512, background_chunk=256, again=1, near=0.2)
 
 
 @pytest.fixture(params=["fp16", "q8", "q6", "q4"])

@@ -33,6 +33,7 @@ class Answer:
         own = [event for event in events if event.job_id == job.id]
         self.tokens = [token for event in own for token in event.tokens]
         self.logprobs = [logprob for event in own for logprob in event.logprobs]
+        self.others = [other for event in own for other in event.others]
         self.reused, self.computed = own[-1].reused, own[-1].computed
         self.finish = own[-1].finish
         # To cover an unfinished word, other ways to split it may be computed as well.

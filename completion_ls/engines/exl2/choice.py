@@ -35,6 +35,21 @@ class Choices:
                 return token, logprob
         return choose(self._rows[row].cpu().numpy(), self._sampling, position, banned)
 
+    def given(self, row: int, token: int) -> float:
+        """As `given` with that row."""
+        return float(self._rows[row].log_softmax(-1)[token])
+
+    def others(
+        self, row: int, count: int, chosen: int, banned: frozenset[int]
+    ) -> list[tuple[int, float]]:
+        """As `others` with that row; they are found on the card."""
+        if not count:
+            return []
+        logprobs = self._rows[row].log_softmax(-1)
+        best, ids = logprobs.topk(min(len(logprobs), count + 1 + len(banned)))
+        found = zip(ids.tolist(), best.tolist(), strict=True)
+        return [one for one in found if one[0] != chosen and one[0] not in banned][:count]
+
 
 def _most_probable(rows: Tensor) -> list[tuple[int, float]]:
     """The tokens of highest logits, and their natural-log probabilities."""

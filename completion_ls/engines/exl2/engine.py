@@ -18,6 +18,7 @@ from completion_ls.engines.contract import (
     Job,
     JobFailed,
     Lane,
+    Other,
     Unfinished,
 )
 from completion_ls.engines.drafts import Drafts
@@ -260,7 +261,7 @@ class Exl2Engine:
                 return running.event()
         if running.prefilled:
             return self._decode(running, work)
-        if self._drafts and job.max_new_tokens > 1:
+        if self._drafts and job.max_new_tokens > max(1, len(job.given)):
             running.drafts = self._drafts.of(job, job.prompt[:base])
         if job.unfinished:
             return self._cover(running, work, job.unfinished)
@@ -298,6 +299,7 @@ class Exl2Engine:
             sampling=job.sampling,
             position=base,
             banned=running.banned,
+            others=job.others,
         ).choose()
         tokens = covered.tokens
         before = tokens[:-1]
@@ -311,7 +313,9 @@ class Exl2Engine:
         left = running.job.max_new_tokens - running.produced
         if self._guesser:
             self._guesser.work = work
-        draft = running.drafts.propose(left - 1) if running.drafts else ()
+        draft: Sequence[int] = running.still_given[:OFFERED]
+        if not draft and running.drafts:
+            draft = running.drafts.propose(left - 1)
         return self._choose(running, work, draft)
 
     def _choose(self, running: _Running, work: PagedJob, draft: Sequence[int]) -> Event:
@@ -319,18 +323,25 @@ class Exl2Engine:
         job = running.job
         tokens: list[int] = []
         logprobs: list[float] = []
+        others: list[Other] = []
         choices = Choices(self._look(work, draft), job.sampling)
         for row, guess in enumerate([*draft, None]):
-            position = running.base + len(running.output)
-            token, logprob = choices.at(row, position, running.banned)
-            if token in job.stop_token_ids:
-                return running.event(tuple(tokens), tuple(logprobs), Finish.STOP, logprob)
+            place = len(running.output)
+            if given := running.still_given:
+                token, logprob = given[0], choices.given(row, given[0])
+            else:
+                token, logprob = choices.at(row, running.base + place, running.banned)
+                found = choices.others(row, job.others, token, running.banned)
+                others += [Other(place, (other,), (chance,)) for other, chance in found]
+            if token in job.stop_token_ids and not given:
+                stop = Finish.STOP, logprob, None, tuple(others)
+                return running.event(tuple(tokens), tuple(logprobs), *stop)
             self._note(running, work, (token,))
             tokens.append(token)
             logprobs.append(logprob)
             if token != guess or running.full:
                 break
-        return running.event(tuple(tokens), tuple(logprobs), running.full)
+        return running.event(tuple(tokens), tuple(logprobs), running.full, others=tuple(others))
 
     def _look(self, work: PagedJob, offered: Sequence[int]) -> torch.Tensor:
         self._passes += 1
