@@ -26,10 +26,13 @@ from completion_ls.config.settings import Lines, Settings
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded
 from completion_ls.daemon.pieces import Piece, pieces
+from completion_ls.daemon.ways import Way
+from completion_ls.daemon.weighing import weigh
 from completion_ls.engines.contract import Finish, Job
 from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
 from completion_ls.prompt.build import Prompt, PromptBuilder
+from completion_ls.wire.messages import Complete
 
 FIELDS = ("task_id", "prompt", "canonical_solution", "suffix", "test", "entry_point")
 WINDOW = 1 << 20
@@ -78,6 +81,8 @@ class Arm:
     lines: Lines | None = "auto"
     """What the front offers with this setting of `completion.lines`; None is the first line of the raw
     text instead."""
+    best_by: Callable[[Way], float] = lambda way: 0.0
+    """Of the lines that the daemon weighs where somebody asks by hand: the one that has most of this."""
 
 
 PREFIX = Arm("prefix only", suffix=False, lines=None)
@@ -86,13 +91,20 @@ RULES = Arm("rules")
 RULES_LINE = Arm("rules, one line", lines="single")
 SUFFIX_UNCOVERED = Arm("suffix, no cover", covering=False, lines=None)
 RULES_UNCOVERED = Arm("rules, no cover", covering=False)
-ARMS = (PREFIX, SUFFIX, RULES, RULES_LINE, SUFFIX_UNCOVERED, RULES_UNCOVERED)
+LIKELIEST = Arm("likeliest", lines=None, best_by=lambda way: way.logprob)
+WEIGHED = Arm("weighed", lines=None, best_by=lambda way: way.weight)
+WRITTEN = (PREFIX, SUFFIX, RULES, RULES_LINE, SUFFIX_UNCOVERED, RULES_UNCOVERED)
+CHOSEN = (LIKELIEST, WEIGHED)
+ARMS = (*WRITTEN, *CHOSEN)
 PAIRS = (
     ("suffix", SUFFIX, PREFIX),
     ("rules", RULES, SUFFIX),
     ("rules, one line", RULES_LINE, SUFFIX),
     ("covering", SUFFIX, SUFFIX_UNCOVERED),
     ("covering, rules", RULES, RULES_UNCOVERED),
+    ("suffix, weighed", WEIGHED, PREFIX),
+    ("weighed", WEIGHED, SUFFIX),
+    ("text below alone", WEIGHED, LIKELIEST),
 )
 """What is compared: its name, the arm that has it, and the one that lacks it."""
 
@@ -181,6 +193,36 @@ class Writer:
         )
         return prompt if arm.covering else uncovered(prompt, prompts)
 
+    def ways(self, before: str, after: str) -> list[tuple[Way, str]]:
+        """The lines that the daemon weighs, and their texts."""
+        wanted, completion = self.settings.prompt, self.settings.completion
+        loaded, engine = self.loaded, self.loaded.engine
+        request = Complete(
+            id=0,
+            document="",
+            prefix=before,
+            suffix=after,
+            prompt_tokens=wanted.max_tokens,
+            suffix_share=wanted.suffix_share,
+            max_tokens=completion.max_tokens,
+        )
+        budget = min(wanted.max_tokens, engine.max_context - completion.max_tokens)
+        weighing = weigh(loaded.prompts, loaded.tokenizer, request, budget, self._ids.__next__)
+        if weighing is None:
+            return []
+        job = next(weighing.ways)
+        engine.add(job)
+        while True:
+            for event in engine.step():
+                try:
+                    following = weighing.ways.send(event)
+                except StopIteration as end:
+                    engine.cancel(job.id)
+                    return [(way, weighing.search.text(way)) for way in end.value]
+                if following is not job:
+                    engine.cancel(job.id)
+                    engine.add(job := following)
+
     def pieces(self, prompt: Prompt) -> Generator[Piece, None, None]:
         """The model's text as it comes, without the unfinished word. Closing ends the job."""
         engine, word = self.loaded.engine, prompt.unfinished
@@ -217,15 +259,20 @@ def first_line(raw: str) -> str:
 def answers(writer: Writer, problem: Problem, place: Place) -> dict[Arm, tuple[Shown, bool]]:
     """What each arm writes at a place, and whether the text below has a part in its prompt."""
     before, after = problem.above + problem.line[: place.column], problem.below
-    prompts = {arm: writer.prompt(arm, before, after) for arm in ARMS}
+    prompts = {arm: writer.prompt(arm, before, after) for arm in WRITTEN}
     written = {}
     for prompt in dict.fromkeys(prompts.values()):
-        wanted = {arm.lines for arm in ARMS if prompts[arm] == prompt}
+        wanted = {arm.lines for arm in WRITTEN if prompts[arm] == prompt}
         written[prompt] = _written(writer, prompt, before, after, wanted)
     found = {}
     for arm, prompt in prompts.items():
         bare = writer.prompt(replace(arm, suffix=False), before, after)
         found[arm] = written[prompt][arm.lines], prompt != bare
+    lines = writer.ways(before, after)
+    for arm in CHOSEN:
+        # Without anything to weigh the daemon writes as it does else.
+        ranked = sorted(lines, key=lambda line: arm.best_by(line[0]), reverse=True)
+        found[arm] = (Shown(ranked[0][1], 0), arm.suffix) if ranked else found[SUFFIX]
     return found
 
 

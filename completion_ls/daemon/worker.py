@@ -21,13 +21,12 @@ from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics
+from completion_ls.daemon.weighing import Weighing, lane_of, weigh
 from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
 
 log = logging.getLogger(__name__)
-
-LANES = {"key": Lane.KEY, "manual": Lane.MANUAL, "background": Lane.BACKGROUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ class TextJob:
     seconds: float = 0.0
     reused: int = 0
     computed: int = 0
+    weighing: Weighing | None = None
 
     def count(self, event: Event) -> tuple[int, int]:
         """The prompt tokens that were reused and computed since the last event."""
@@ -223,30 +223,18 @@ class Worker(threading.Thread):
             again = f"The id {request.id} is that of a job that is still running."
             self._send(peer, Error(code="job", text=again))
             return
-        id = self._new_id()
+        weighing = None
         try:
-            budget = _budget(loaded, request)
-            prompt = loaded.prompts.build(
-                request.prefix,
-                request.suffix,
-                context=request.context,
-                budget=budget,
-                suffix_share=request.suffix_share,
-                repository=repository_of(request),
-            )
-            job = Job(
-                id=id,
-                prompt=prompt.ids,
-                max_new_tokens=request.max_tokens,
-                stop_token_ids=loaded.prompts.stop_token_ids,
-                sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
-                lane=LANES[request.lane],
-                unfinished=prompt.unfinished,
-                document=request.document,
-            )
-            word = prompt.unfinished
-            before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
-            text = Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
+            if request.ways:
+                budget = _budget(loaded, request)
+                weighing = weigh(loaded.prompts, loaded.tokenizer, request, budget, self._new_id)
+                if weighing is None:
+                    self._send(peer, _nothing(request))
+                    return
+                job = next(weighing.ways)
+                text = Detokenizer(loaded.tokenizer, job.prompt)
+            else:
+                job, text = self._job(loaded, request)
             loaded.engine.add(job)
         except Exception as error:
             self.statistics.failed += 1
@@ -255,8 +243,34 @@ class Worker(threading.Thread):
         unawaited = job.lane is Lane.BACKGROUND
         self.statistics.jobs += 1
         self.statistics.awaited += not unawaited
-        self._jobs[id] = TextJob(peer, request, arrived, job, text, unawaited)
-        self._by_name[peer, request.id] = id
+        self._jobs[job.id] = TextJob(
+            peer, request, arrived, job, text, unawaited, weighing=weighing
+        )
+        self._by_name[peer, request.id] = job.id
+
+    def _job(self, loaded: Loaded, request: Complete) -> tuple[Job, Detokenizer]:
+        """What the engine is asked for, and what makes text of its tokens."""
+        prompt = loaded.prompts.build(
+            request.prefix,
+            request.suffix,
+            context=request.context,
+            budget=_budget(loaded, request),
+            suffix_share=request.suffix_share,
+            repository=repository_of(request),
+        )
+        word = prompt.unfinished
+        job = Job(
+            id=self._new_id(),
+            prompt=prompt.ids,
+            max_new_tokens=request.max_tokens,
+            stop_token_ids=loaded.prompts.stop_token_ids,
+            sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
+            lane=lane_of(request),
+            unfinished=word,
+            document=request.document,
+        )
+        before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
+        return job, Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
 
     def _drop(self, loaded: Loaded, peer: Hashable, name: int, *, complete: bool = False) -> None:
         id = self._by_name.get((peer, name))
@@ -265,7 +279,7 @@ class Worker(threading.Thread):
             loaded.engine.cancel(id)
             self.statistics.cancelled += not complete
             self.statistics.wasted_s += 0.0 if complete else job.seconds
-            if complete:
+            if complete and not job.weighing:
                 self._work_aside(self._aside.answered, loaded.engine, job.job, job.output)
 
     def _promote(self, loaded: Loaded, peer: Hashable, name: int) -> None:
@@ -326,6 +340,9 @@ class Worker(threading.Thread):
             if not job.unawaited:
                 self.statistics.recent.append(Served(event.reused, event.computed, now_ms))
         job.generated += len(event.tokens)
+        if job.weighing:
+            self._weigh(loaded, job, job.weighing, event, now_ms)
+            return
         job.output += event
         new = pieces(event, job.text)
         finish = str(event.finish) if event.finish else ""
@@ -353,19 +370,48 @@ class Worker(threading.Thread):
             self._send(job.peer, chunk)
         if finish:
             self._forget(event.job_id)
-            done = Done(
-                id=job.request.id,
-                finish=finish,  # type: ignore[arg-type]
-                reused=event.reused,
-                computed=event.computed,
-                generated=job.generated,
-                first_token_ms=job.first_token_ms,
-                total_ms=now_ms,
-            )
-            self._send(job.peer, done)
+            self._send(job.peer, _done(job, finish, event, now_ms))
             self._work_aside(self._aside.answered, loaded.engine, job.job, job.output)
         if first_text and not job.unawaited:
             self._served(loaded, job)
+
+    def _weigh(
+        self, loaded: Loaded, job: TextJob, weighing: Weighing, event: Event, now_ms: float
+    ) -> None:
+        """Go on with the next job of a search, or tell what it has found."""
+        try:
+            wanted = weighing.ways.send(event)
+        except StopIteration as end:
+            self._forget(event.job_id)
+            for way in end.value[: job.request.ways]:
+                text = weighing.search.text(way)
+                self._send(
+                    job.peer,
+                    Chunk(
+                        id=job.request.id,
+                        text=text,
+                        reused=event.reused,
+                        computed=event.computed,
+                        logprobs=[way.logprob],
+                        sizes=[len(text)],
+                    ),
+                )
+            self._send(job.peer, _done(job, "line", event, now_ms))
+            return
+        except Exception as error:
+            loaded.engine.cancel(event.job_id)
+            self._fail(event.job_id, _sentence(error))
+            return
+        if wanted is not job.job:
+            loaded.engine.cancel(job.job.id)
+            del self._jobs[job.job.id]
+            job.job, job.reused, job.computed = wanted, 0, 0
+            self._jobs[wanted.id] = job
+            self._by_name[job.peer, job.request.id] = wanted.id
+            try:
+                loaded.engine.add(wanted)
+            except ValueError as error:
+                self._fail(wanted.id, _sentence(error))
 
     def _served(self, loaded: Loaded, job: TextJob) -> None:
         """Somebody has first text: what comes next may be computed."""
@@ -399,6 +445,31 @@ class Worker(threading.Thread):
             **self.statistics.figures(),
             **self._aside.figures(),
         }
+
+
+def _done(job: TextJob, finish: str, event: Event, now_ms: float) -> Done:
+    return Done(
+        id=job.request.id,
+        finish=finish,  # type: ignore[arg-type]
+        reused=event.reused,
+        computed=event.computed,
+        generated=job.generated,
+        first_token_ms=job.first_token_ms,
+        total_ms=now_ms,
+    )
+
+
+def _nothing(request: Complete) -> Done:
+    """There are no ways."""
+    return Done(
+        id=request.id,
+        finish="stop",
+        reused=0,
+        computed=0,
+        generated=0,
+        first_token_ms=0.0,
+        total_ms=0.0,
+    )
 
 
 def _budget(loaded: Loaded, request: Complete) -> int:

@@ -333,16 +333,23 @@ class TorchCpuEngine:
         """Put tokens of the output that need not be chosen through the model, several at once."""
         tokens = running.still_given[:GIVEN]
         before = (running.output[-1], *tokens[:-1])
-        ends = running.produced + len(tokens) >= running.job.max_new_tokens
-        if ends:  # it was only to be read: nobody types there, so nothing of it is kept
-            nodes = chain(running.tip, before, kv.length)
+        tip, rows = running.tip, list[torch.Tensor]()
+        for token in before:  # what is there already
+            slot = kv.after(tip, token)
+            if slot is None or slot not in kv.rows:
+                break
+            tip = slot
+            rows.append(kv.rows[slot])
+        if missing := before[len(rows) :]:
+            nodes = chain(tip, missing, kv.length)
             self._cache.grow(kv, kv.length + len(nodes))
-            rows = list(self._forward(before, kv, len(nodes), kv.view(nodes)))
-        else:
-            self._grow(kv, [(running.tip, before)])
-            slots = kv.follow(running.tip, before)
-            rows = [kv.rows[slot] for slot in slots]
-            running.tip = slots[-1]
+            new = self._forward(missing, kv, len(nodes), kv.view(nodes))
+            rows += new
+            # What was only to be read is not kept: nobody types there.
+            if running.produced + len(tokens) < running.job.max_new_tokens:
+                for tip, row in zip(kv.branch(nodes), new, strict=True):
+                    kv.keep_row(tip, row)
+        running.tip = tip
         logprobs = [given(row.numpy(), token) for row, token in zip(rows, tokens, strict=True)]
         self._note(running, tokens)
         return running.event(tokens, tuple(logprobs), running.full)

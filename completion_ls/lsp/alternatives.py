@@ -1,4 +1,5 @@
-"""Other suggestions for a place, where the user asks for them: drawn at random, with fixed seeds.
+"""Other suggestions for a place, where the user asks for them: those whose first lines the text below is
+most in favour of, or, where the model reads that text itself, drawn at random, with fixed seeds.
 
 The suggestion itself stays what it is. A user who takes up one of the others, by typing or by
 accepting a part of it, goes on in it.
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from completion_ls.lsp.generator import Generator
 from completion_ls.lsp.situation import Shown, Situation
 from completion_ls.lsp.suggestion import Suggestion
+from completion_ls.wire.client import EngineFailed
 
 MOST = 2
 """So many beside the suggestion itself."""
@@ -31,7 +33,7 @@ class Alternatives:
     async def find(self, now: Situation, shown: Shown) -> list[Shown]:
         """What else may stand at a place where `shown` does, at most `MOST`, each another text. What is
         still being drawn when the caller is cancelled ends."""
-        drawn = [self._generator.begin(now, "manual", draw) for draw in range(1, DRAWS + 1)]
+        drawn = await self._begin(now, shown)
         try:
             await self._wait(drawn)
         finally:
@@ -45,6 +47,17 @@ class Alternatives:
         chosen = list(others.values())[:MOST]
         self._found[now.uri] = [one for one, _ in chosen]
         return [other for _, other in chosen]
+
+    async def _begin(self, now: Situation, shown: Shown) -> list[Suggestion]:
+        first = shown.text.partition("\n")[0]
+        try:
+            lines = await self._generator.ways(now)
+        except EngineFailed:
+            return []
+        if not lines:
+            return [self._generator.begin(now, "manual", draw) for draw in range(1, DRAWS + 1)]
+        others = [line for line in lines if line.text.strip() and line.text != first]
+        return [self._generator.begin(now, "manual", line=line) for line in others[:MOST]]
 
     def taken_up(self, now: Situation) -> Suggestion | None:
         """One that the user has begun to type or accept."""

@@ -11,8 +11,8 @@ from completion_ls.context.surroundings import NOTHING, Surroundings
 from completion_ls.lsp import confidence, rules
 from completion_ls.lsp.documents import clean
 from completion_ls.lsp.known import Known
-from completion_ls.lsp.situation import Situation
-from completion_ls.lsp.suggestion import Lane, Suggestion
+from completion_ls.lsp.situation import Shown, Situation
+from completion_ls.lsp.suggestion import Lane, Line, Suggestion
 from completion_ls.models.reliability import least_logprob
 from completion_ls.wire.client import EngineClient, EngineFailed
 from completion_ls.wire.messages import Complete, File
@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 DRAW_TEMPERATURE = 0.8
 DRAW_TOP_P = 0.95
 """Where the settings have less, or no, chance in them: so that other texts than the first come."""
+WAYS = 4
+"""So many weighed lines are asked for: one more than are offered, since one may be there already."""
+WEIGHING_S = 2.0
+"""Who asks by hand waits no longer than this for lines to be weighed."""
 
 
 class Generator:
@@ -38,12 +42,18 @@ class Generator:
         self.engine = engine
         self.settings = settings
         self._others = others
+        self._ways: tuple[Situation, list[Line]] | None = None
         self.known = Known()
 
-    def begin(self, start: Situation, lane: Lane, draw: int = 0) -> Suggestion:
-        """Ask the engine for the text at a place; with `draw`, for another one, by that number."""
+    def begin(
+        self, start: Situation, lane: Lane, draw: int = 0, line: Line | None = None
+    ) -> Suggestion:
+        """Ask the engine for the text at a place; with `draw`, for another one, by that number; with
+        `line`, for what comes behind that."""
         least = confidence.OFF if start.manual else self.least
         suggestion = Suggestion.at(start, self.settings.completion, lane, draw=draw, least=least)
+        if line:
+            suggestion.begin_with(line)
         suggestion.pump = asyncio.create_task(self._fill(suggestion, self.engine))
         return suggestion
 
@@ -78,7 +88,7 @@ class Generator:
     async def _fill(self, suggestion: Suggestion, engine: EngineClient) -> None:
         try:
             await self._read(suggestion, engine)
-            if suggestion.finished and not suggestion.draw:
+            if suggestion.finished and not suggestion.draw and not suggestion.weighed:
                 self._keep(suggestion)
         except EngineFailed as failure:
             suggestion.failure = failure
@@ -95,9 +105,45 @@ class Generator:
         else:  # it was asked for by hand
             self.known.add(suggestion.start, found, unasked=suggestion.limited(least).offer())
 
+    async def ways(self, place: Situation) -> list[Line]:
+        """How the cursor's line may go on, weighed by the text below it, the best first. None where
+        there is no such text, where the model reads it itself, or where it took too long. Raises
+        EngineFailed."""
+        if not place.after.partition("\n")[2].strip():
+            return []
+        if self._ways and self._ways[0] == place:
+            return self._ways[1]
+        request = self._request(place, "manual").model_copy(update={"ways": WAYS})
+        answer = await self.engine.complete(request)
+        lines: list[Line] = []
+        try:
+            async with asyncio.timeout(WEIGHING_S):
+                async for chunk in answer:
+                    if chunk.text.strip():
+                        lines.append(Line(chunk.text, sum(chunk.logprobs)))
+        except TimeoutError:
+            log.info("weighing took too long")
+            lines = []
+        finally:
+            self.engine.cancel(answer)
+        self._ways = place, lines
+        return lines
+
     async def _read(self, suggestion: Suggestion, engine: EngineClient) -> None:
+        start = suggestion.start
+        if suggestion.lane == "manual" and not suggestion.draw and not suggestion.weighed:
+            for line in (await self.ways(start))[:1]:
+                suggestion.begin_with(line)
+        if suggestion.weighed:
+            suggestion.ended |= suggestion.strayed()
+            if suggestion.finished or suggestion.ended:
+                return
+            start = start.accepting(Shown(suggestion.raw, len(start.after_line) + 1))
+        await self._follow(suggestion, engine, start)
+
+    async def _follow(self, suggestion: Suggestion, engine: EngineClient, start: Situation) -> None:
         lane = suggestion.lane
-        request = self._request(suggestion.start, lane, suggestion.mode)
+        request = self._request(start, lane, suggestion.mode)
         answer = await engine.complete(_drawn(request, suggestion.draw))
         suggestion.answer = answer
         try:

@@ -16,6 +16,15 @@ from completion_ls.wire.client import Answer, EngineFailed
 
 Lane = Literal["key", "manual", "background"]
 
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How the cursor's line may go on, up to its end, and the natural-log probability of that."""
+
+    text: str
+    logprob: float
+
+
 BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
 
 
@@ -31,6 +40,8 @@ class Suggestion:
     """Not 0 for an alternative: the number with which it is drawn."""
     least: float = confidence.OFF
     """The log probability that a line has at least (lsp/confidence.py)."""
+    weighed: bool = False
+    """It begins with a line that the text below was in favour of: what only who asks by hand gets."""
     raw: str = ""
     tokens: list[tuple[str, float]] = field(default_factory=list)
     """What the model gave: texts, and the natural-log probability of each under the model itself."""
@@ -116,6 +127,12 @@ class Suggestion:
         if cut is not None:
             self.raw = self.raw[:cut]
             self.finished = True
+
+    def begin_with(self, line: Line) -> None:
+        """Take a whole line that has been weighed."""
+        self.weighed = True
+        self.add(line.text, [line.logprob], [len(line.text)])
+        self.add("\n")
 
     def offer_all(self) -> None:
         """Somebody asked for it by hand: from now on it is offered however sure the model is."""

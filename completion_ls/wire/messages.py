@@ -48,6 +48,10 @@ class Complete(Message):
     `files` are other files of the folder `repository`, where this document is at `path`; the prompt
     takes those that fit its share for them. `stop_at_line` ends the job at its first line end. With
     `ahead`, what the next line will need is computed afterwards, while nobody waits.
+
+    With `ways`, lines are asked for that have been weighed by the text below: each of at most so many
+    Chunks is one, without its line end, the best first. There are none where the model reads the text
+    below itself, or where there is none.
     """
 
     type: Literal["complete"] = "complete"
@@ -68,6 +72,7 @@ class Complete(Message):
     seed: int = 0
     stop_at_line: bool = False
     ahead: bool = False
+    ways: Annotated[int, Field(ge=0, le=6)] = 0
 
 
 class Cancel(Message):

@@ -17,12 +17,14 @@ from tokenizers import Tokenizer
 from completion_ls.bench import infill
 from completion_ls.bench.infill import (
     ARMS,
+    LIKELIEST,
     PREFIX,
     RULES,
     RULES_LINE,
     RULES_UNCOVERED,
     SUFFIX,
     SUFFIX_UNCOVERED,
+    WEIGHED,
     Problem,
     Writer,
     measure,
@@ -36,6 +38,7 @@ from completion_ls.cli.main import main
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.pieces import Piece
+from completion_ls.daemon.ways import Way
 from completion_ls.daemon.worker import Outgoing, Worker
 from completion_ls.prompt.build import Prompt, PromptBuilder
 from completion_ls.wire.endpoint import DaemonConfig
@@ -158,6 +161,13 @@ class Scripted:
             self.read += 1
             yield Piece(character, 0.0)
 
+    def ways(self, before: str, after: str) -> list[tuple[Way, str]]:
+        """One line that is likely, and one that suits the text below."""
+        return [
+            (Way((1,), (-1.0,), 0.0, -20.0), "likely"),
+            (Way((2,), (-2.0,), 0.0, -10.0), "suitable"),
+        ]
+
 
 def test_each_arm_takes_its_own_of_a_text(problem: Problem) -> None:
     block = "        found += value\n        print(found)\n    return found\nmore\n"
@@ -172,6 +182,8 @@ def test_each_arm_takes_its_own_of_a_text(problem: Problem) -> None:
         RULES_LINE: "        found += value",
         SUFFIX_UNCOVERED: "free",
         RULES_UNCOVERED: texts[RULES_UNCOVERED],
+        LIKELIEST: "likely",
+        WEIGHED: "suitable",
     }
     assert list(found) == list(ARMS)
     assert sorted(writer.asked) == [1, 2, 3]  # once for arms that ask the same
@@ -252,6 +264,10 @@ def test_the_texts_are_those_of_the_daemon(tiny: DaemonConfig, loaded: Loaded) -
         for before in befores
     ]
     assert ours == from_daemon(tiny, requests)
+    weighed = [request.model_copy(update={"ways": 1}) for request in requests]
+    lines = [writer.ways(before, "\n" + BELOW) for before in befores]
+    assert [found[0][1] for found in lines] == from_daemon(tiny, weighed)
+    assert all(found == sorted(found, key=lambda one: -one[0].weight) for found in lines)
     assert loaded.engine.stats().jobs_active == 0
 
 

@@ -27,7 +27,9 @@ from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.lsp import server as lsp
 from completion_ls.lsp.documents import DocumentWorkspace
 from completion_ls.lsp.items import inline_items
+from completion_ls.lsp.situation import Situation
 from completion_ls.lsp.suggester import Suggester
+from completion_ls.lsp.suggestion import Line
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.client import EngineClient
 from completion_ls.wire.endpoint import DaemonConfig
@@ -251,6 +253,15 @@ class Front:
         self.server.suggester = Suggester(self.client, settings)
         await self.client._attached()
         await asyncio.sleep(0)
+
+    def weigh_nothing(self) -> None:
+        """Answer who asks by hand as others."""
+
+        async def none(place: Situation) -> list[Line]:
+            return []
+
+        assert self.server.suggester
+        self.server.suggester._generator.ways = none  # type: ignore[method-assign]
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run a handler of the server on its loop."""

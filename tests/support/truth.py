@@ -39,14 +39,18 @@ class Truth:
         self._alone = settings.model_copy(
             update={"completion": settings.completion.model_copy(update={"ahead": False})}
         )
-        self._known: dict[tuple[State, str, bool], Fresh] = {}
+        self._known: dict[tuple[State, str, bool, bool], Fresh] = {}
 
-    def fresh(self, state: State, page: Page, manual: bool = False) -> Fresh:
-        """What a process answers that has just been started."""
-        key = state, page.eol, manual
+    def fresh(
+        self, state: State, page: Page, manual: bool = False, *, weighed: bool = True
+    ) -> Fresh:
+        """What a process answers that has just been started; by hand, with lines `weighed` or not."""
+        key = state, page.eol, manual, weighed
         if key not in self._known:
             daemon = Daemon(self.model, self._alone)
             front = Front(daemon, self._alone)
+            if not weighed:
+                front.weigh_nothing()
             only = Page(front, state.uri, page.language, page.eol, state.before + state.after)
             try:
                 only.open()
@@ -66,7 +70,8 @@ class Truth:
 
         - same: that of a fresh process
         - rest: that of a fresh process at an earlier state, from which the text was typed along.
-        - kept: one of these, as it is for who asks by hand, and was shown to him before.
+        - kept: one of these, as it is for who asks by hand, and was shown to him before; or, for who
+          asks by hand, as it is for others, and was there or on its way.
         - tie: as good as that of a fresh process, which floating-point sums decide either way.
 
         Raises AssertionError where it is none of these.
@@ -78,13 +83,13 @@ class Truth:
             return "same"
         earlier = {state: _typed(state, now, self._window) for state in reversed(history)}
         earlier = {state: typed for state, typed in earlier.items() if typed}
-        for by_hand in dict.fromkeys((manual, True)):
-            if by_hand and ghost and self.fresh(now, page, by_hand).ghost == ghost:
+        for by_hand, weighed in dict.fromkeys([(manual, True), (True, True), (True, False)]):
+            if by_hand and ghost and self.fresh(now, page, True, weighed=weighed).ghost == ghost:
                 return "kept"
             for state, typed in earlier.items():
-                fresh = self.fresh(state, page, by_hand)
+                fresh = self.fresh(state, page, by_hand, weighed=weighed)
                 if fresh.ghost and ghost and _is_rest(ghost, fresh.ghost, typed):
-                    return "rest" if by_hand == manual else "kept"
+                    return "rest" if (by_hand, weighed) == (manual, True) else "kept"
         for state in (now, *earlier):
             if any(self._is_tie(one, used) for one in self.fresh(state, page, manual).outputs):
                 return "tie"
