@@ -119,8 +119,8 @@ class Generator:
         try:
             async with asyncio.timeout(WEIGHING_S):
                 async for chunk in answer:
-                    if chunk.text.strip():
-                        lines.append(Line(chunk.text, sum(chunk.logprobs)))
+                    if text := chunk.text.partition("\n")[0].rstrip():
+                        lines.append(Line(text, sum(chunk.logprobs)))
         except TimeoutError:
             log.info("weighing took too long")
             lines = []

@@ -123,8 +123,8 @@ class Script:
         self._failure.write_text(why)
 
     def heard(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What daemons were told (`complete`, `cancel`, `promote`) and did (`load`, `done`), and how the
-        program was called (`run`), in order; all of it, or one kind."""
+        """What daemons were told (`complete`, `weigh`, `cancel`, `promote`) and did (`load`, `done`), and
+        how the program was called (`run`), in order; all of it, or one kind."""
         events = [json.loads(line) for line in self._heard.read_text().splitlines()]
         return [event for event in events if kind in (None, event["kind"])]
 
@@ -180,7 +180,7 @@ class ScriptedWorker:
         line = request.prefix[request.prefix.rfind("\n") + 1 :]
         draw = _draw(request)
         self._script.note(
-            "complete",
+            "weigh" if request.ways else "complete",
             id=request.id,
             lane=request.lane,
             line=line,
@@ -230,6 +230,9 @@ class ScriptedWorker:
 
     async def _answer(self, peer: Hashable, request: Complete) -> None:
         await self._ready.wait()
+        if request.ways:  # as for a model with FIM
+            self._send(peer, _done(request, 0))
+            return
         speech = self._script.answer(request.prefix, _draw(request))
         for number, part in enumerate(speech.parts):
             if number:
@@ -244,19 +247,22 @@ class ScriptedWorker:
         self.statistics.decoded += 10
         self.statistics.decode_s += 0.2
         self._script.note("done", id=request.id)
-        done = Done(
-            id=request.id,
-            finish="stop",
-            reused=0,
-            computed=1,
-            generated=len(speech.parts),
-            first_token_ms=1.0,
-            total_ms=1.0,
-        )
-        self._send(peer, done)
+        self._send(peer, _done(request, len(speech.parts)))
 
     def _send(self, peer: Hashable | None, message: Message) -> None:
         self._publish(Outgoing(peer, message))
+
+
+def _done(request: Complete, generated: int) -> Done:
+    return Done(
+        id=request.id,
+        finish="stop",
+        reused=0,
+        computed=1,
+        generated=generated,
+        first_token_ms=1.0,
+        total_ms=1.0,
+    )
 
 
 def _draw(request: Complete) -> int:
