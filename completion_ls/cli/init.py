@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-import secrets
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from completion_ls.cli.models import named
-from completion_ls.config import paths
+from completion_ls.config import paths, user_file
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import (
     DEFAULT_PROFILE,
     PROFILE_KEY,
     PROFILE_OPTION,
     PROFILE_VARIABLE,
-    parsed,
     profile_names,
     profiles_dir,
     resolve,
 )
+from completion_ls.config.user_file import UserFileError
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.gpu import GraphicsCard, find_card
 from completion_ls.models import local
@@ -48,8 +43,8 @@ DESKTOP = GIB // 2
 """Bytes of the card that a desktop is taken to use."""
 
 
-class InitError(Exception):
-    """The settings cannot be written; the text is a sentence."""
+class UnknownProfile(Exception):
+    """The profile that was asked for; the text is a sentence."""
 
 
 def run(profile: str | None, *, dry_run: bool) -> int:
@@ -58,12 +53,12 @@ def run(profile: str | None, *, dry_run: bool) -> int:
     try:
         if profile is not None and profile not in profile_names():
             there = ", ".join(profile_names())
-            raise InitError(
+            raise UnknownProfile(
                 f"{PROFILE_OPTION}: there is no profile {profile!r}; there are: {there}."
             )
         file = paths.config_file()
-        text = _read(file)
-        old = _parsed(text, file).get(PROFILE_KEY)
+        text = user_file.read(file)
+        old = user_file.values(text, file).get(PROFILE_KEY)
         card = find_card()
         print(found(card))
         if profile is None:
@@ -77,12 +72,9 @@ def run(profile: str | None, *, dry_run: bool) -> int:
         elif dry_run:
             print(f"{line} would be written into {shown(file)}{was}; nothing was changed.")
         else:
-            try:
-                _replace(file, new)
-            except OSError as error:
-                raise _unusable(file, error) from error
+            user_file.replace(file, new)
             print(f"{line} was written into {shown(file)}{was}.")
-    except InitError as error:
+    except (UnknownProfile, UserFileError) as error:
         print(error, file=sys.stderr)
         return 1
     if not is_named and (first := os.environ.get(PROFILE_VARIABLE)):
@@ -131,12 +123,12 @@ def choose(card: GraphicsCard | None, old: object = None) -> tuple[str, str]:
 
 
 def with_profile(text: str, name: str, file: Path) -> str:
-    """The settings file `text` with `profile = "name"`, all else as it was. Raises InitError."""
-    before = _parsed(text, file)
+    """The settings file `text` with `profile = "name"`, all else as it was. Raises UserFileError."""
+    before = user_file.values(text, file)
     if before.get(PROFILE_KEY) == name:
         return text
     if isinstance(before.get(PROFILE_KEY), dict | list):
-        raise InitError(
+        raise UserFileError(
             f"In {file}, {PROFILE_KEY} is a table or a list, but it must be the name of a profile; the "
             "file was left as it is. Mend it, then try again."
         )
@@ -155,7 +147,7 @@ def with_profile(text: str, name: str, file: Path) -> str:
         for values in (before, after)
     ]
     if after.get(PROFILE_KEY) != name or others[0] != others[1]:
-        raise InitError(
+        raise UserFileError(
             f"{file} cannot be changed without changing other settings in it; it was left as it is. "
             f'Write {PROFILE_KEY} = "{name}" at its top yourself.'
         )
@@ -236,58 +228,3 @@ def _own(settings: Settings, profile: str) -> Iterator[str]:
         yield f"model.name is {settings.model.name!r}"
     if settings.draft.model != draft:
         yield f"draft.model is {settings.draft.model!r}"
-
-
-def _read(file: Path) -> str:
-    """The text, without a byte order mark."""
-    try:
-        if file.exists() and not file.is_file():
-            raise InitError(
-                f"{file} is a folder, a device or a pipe; name a file in COMPLETION_LS_CONFIG."
-            )
-        return file.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise InitError(f"{file} is not UTF-8 text ({error}); it was left as it is.") from error
-    except OSError as error:
-        raise _unusable(file, error) from error
-
-
-def _unusable(file: Path, error: OSError) -> InitError:
-    return InitError(
-        f"{file} cannot be read or written ({error.strerror}); it was left as it is. Make it and its "
-        "folder writable, or name another file in COMPLETION_LS_CONFIG."
-    )
-
-
-def _parsed(text: str, file: Path) -> dict[str, Any]:
-    try:
-        values = parsed(text)
-        tomlkit.parse(text)
-    except (tomllib.TOMLDecodeError, TOMLKitError, RecursionError) as error:
-        raise InitError(
-            f"{file} is not TOML ({error}); it was left as it is. Mend it, then try again."
-        ) from error
-    return values
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write the file whole or not at all; a link stays a link, and a byte order mark stays."""
-    file = file.resolve()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    is_there = file.exists()
-    mark = is_there and file.read_bytes().startswith(codecs.BOM_UTF8)
-    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        new.touch(0o600 if is_there else 0o666, exist_ok=False)
-        with new.open("wb") as stream:
-            stream.write(text.encode("utf-8-sig" if mark else "utf-8"))
-            stream.flush()
-            os.fsync(stream.fileno())
-        if is_there:
-            shutil.copymode(file, new)
-        new.replace(file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
