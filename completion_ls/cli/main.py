@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if options.command in ("demo", "bench", "models", "status", "doctor", "init"):
+    if options.command in ("demo", "bench", "models", "status", "doctor", "init", "tune"):
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
     if hasattr(options, "profile"):
         from completion_ls.config.sources import use_profile
@@ -68,6 +68,10 @@ def _run(options: argparse.Namespace) -> int:
             from completion_ls.cli import init
 
             return init.run(getattr(options, "profile", None), dry_run=options.dry_run)
+        case "tune":
+            from completion_ls.cli import tune
+
+            return tune.run(options)
         case "models":
             from completion_ls.cli import models
 
@@ -179,6 +183,29 @@ def _parser() -> argparse.ArgumentParser:
         "init", "Choose a profile for this machine and write it into your settings.", common
     )
     init.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    tune = command(
+        "tune", "Look for the settings that answer soonest on this machine, on your code.", common
+    )
+    tune.add_argument(
+        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="of code (this one)"
+    )
+    tune.add_argument(
+        "--budget", type=_seconds, default=120.0, metavar="SECONDS", help="look so long (120)"
+    )
+    tune.add_argument(
+        "--draft",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="try this draft model, too, named as in draft.model; may be given again",
+    )
+    tune.add_argument(
+        "--write", action="store_true", help="write what is better into your settings file"
+    )
+    tune.add_argument(
+        "--force", action="store_true", help="measure although other work loads the machine"
+    )
+    tune.add_argument("--json", action="store_true", help="print all rounds as JSON")
     daemon = command("daemon", "The process that holds the model.").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
@@ -351,6 +378,17 @@ def _cost(text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
+    return value
+
+
+def _seconds(text: str) -> float:
+    """An option's value that is a time, and not none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time of more than 0 s")
     return value
 
 

@@ -91,6 +91,10 @@ class Permitted:
             return False
         return all(self._allows_name(path) for path in dict.fromkeys((real, named)))
 
+    def enters(self, folder: Path) -> bool:
+        """Whether a folder inside the workspace may hold files that may be read."""
+        return self._allows_name(_absolute(folder), is_folder=True)
+
     def folder(self, place: Place) -> Path:
         """The folder of a place."""
         return self._folders[place.folder]
@@ -99,29 +103,30 @@ class Permitted:
         """The file at a place."""
         return self.folder(place) / place.path
 
-    def _allows_name(self, named: Path) -> bool:
+    def _allows_name(self, named: Path, *, is_folder: bool = False) -> bool:
         """Whether a path may be read by its names; it may be one over symbolic links, from outside, too."""
         folder = self._around(named)
         if folder is None:
             return not _is_secret(named.name)
         path = named.relative_to(folder).as_posix()
-        return not _is_secret(path) and not self._is_ignored(folder, named)
+        return not _is_secret(path) and not self._is_ignored(folder, named, is_folder=is_folder)
 
     def _around(self, file: Path) -> Path | None:
         """The innermost folder of the workspace in which a path lies."""
         inside = [folder for folder in self._folders if folder in file.parents]
         return max(inside, key=lambda one: len(one.parts), default=None)
 
-    def _is_ignored(self, folder: Path, file: Path) -> bool:
+    def _is_ignored(self, folder: Path, file: Path, *, is_folder: bool) -> bool:
         path = file.relative_to(folder)
         for part in [*reversed(path.parents[:-1]), path]:
-            if self._exclude.match_file(_as_pattern_text(part) + ("/" if part != path else "")):
+            end = "/" if is_folder or part != path else ""
+            if self._exclude.match_file(_as_pattern_text(part) + end):
                 return True
         top = _repository(folder)
         inner = file.relative_to(top)
         # What a folder that is ignored holds is ignored: no pattern brings it back.
         return any(
-            self._git_ignores(top, top / part, is_folder=part != inner)
+            self._git_ignores(top, top / part, is_folder=is_folder or part != inner)
             for part in [*reversed(inner.parents[:-1]), inner]
         )
 

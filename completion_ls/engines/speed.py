@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from completion_ls import __version__
 from completion_ls.config.paths import cache_dir
 from completion_ls.decode.draft_length import MOST, PassCost
+from completion_ls.engines.cores import thread_counts
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.model import Model
 from completion_ls.engines.native import SOURCE, processor
@@ -56,7 +55,7 @@ def speed_of(model: Model, folder: Path, threads: int) -> Speed:
         if speed.threads < 1 or [width for width, _ in speed.cost.points] != list(WIDTHS):
             raise ValueError("Something else was measured.")
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
-        speed = _measure(model, [threads] if threads else _candidates())
+        speed = _measure(model, [threads] if threads else thread_counts())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             made = file.with_suffix(f".{os.getpid()}.part")
@@ -100,17 +99,9 @@ def _measure(model: Model, candidates: Iterable[int]) -> Speed:
     return Speed(best, tuple((width, seconds(width)) for width in widths))
 
 
-def _candidates() -> list[int]:
-    """Up to all physical cores that this process may use."""
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    return sorted({1, (cores + 1) // 2, max(1, cores - 1), cores})
-
-
 def _file(model: Model, folder: Path, threads: int) -> Path:
     """Named after all that the speed depends on."""
     depends = (__version__, KERNELS, str(folder.resolve()), repr(model.shape), model.nbytes)
-    machine = (processor(), _candidates(), model.is_compiled, threads, WIDTHS, CONTEXT)
+    machine = (processor(), thread_counts(), model.is_compiled, threads, WIDTHS, CONTEXT)
     key = hashlib.sha256(repr((depends, machine)).encode()).hexdigest()[:32]
     return cache_dir() / "measured" / f"{key}.json"

@@ -46,6 +46,15 @@ def test_nothing_outside_of_the_folders(folder: Path, tmp_path: Path) -> None:
     assert not Permitted([], []).allows(outside)
 
 
+def test_what_an_ignored_folder_holds_need_not_be_looked_at(folder: Path) -> None:
+    (folder / ".gitignore").write_text("/made/\n*.d\n")
+    rules = Permitted([folder], ["vendor/"])
+    for name in ("made", "made/inner", "src/a.d", "vendor", "src/vendor", ".ssh", "src/.git"):
+        assert not rules.enters(folder / name), name
+    for name in ("src", "src/made", "src/inner"):
+        assert rules.enters(folder / name), name
+
+
 def test_links_count_where_they_lead(folder: Path, tmp_path: Path) -> None:
     outside = write(tmp_path / "outside" / "a.py")
     write(folder / ".env", "KEY=1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from completion_ls.engines import speed as speed_module
+from completion_ls.engines.cores import thread_counts
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import Native, load_native
 from completion_ls.engines.speed import WIDTHS, Speed, speed_of
@@ -101,7 +101,7 @@ def test_without_a_setting_the_best_number_is_found(
     cache: Path, model: Llama, folder: Path
 ) -> None:
     found = speed_of(model, folder, 0)
-    assert found.threads in speed_module._candidates()
+    assert found.threads in thread_counts()
     assert torch.get_num_threads() == found.threads
     torch.set_num_threads(1)
     assert speed_of(model, folder, 0) == found
