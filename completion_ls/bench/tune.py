@@ -25,7 +25,7 @@ from completion_ls.bench.tune_arms import (
 from completion_ls.bench.tune_figures import WORTH, Figures, Ratio, ratio
 from completion_ls.config.settings import Settings
 
-LEAST_ROUNDS = 4
+LEAST_ROUNDS = 5
 ROUNDS = 8
 """Rounds of a comparison, each with a prompt of its own; fewer where it is clear."""
 
@@ -167,7 +167,8 @@ class Search:
             if one.is_done and (one.settings, one.against) == (plain, self.present)
             for both in one.rounds
         ]
-        return plain if Comparison(plain, self.present, rounds, is_done=True).wins else self.present
+        pooled = Comparison(plain, self.present, rounds, is_done=bool(rounds))
+        return plain if pooled.wins else self.present
 
     async def _try(self, arm: Settings) -> None:
         """Let settings take the place of the best where they win and there is time."""

@@ -26,10 +26,19 @@ from completion_ls.wire.endpoint import DaemonConfig
 Say = Callable[[str], None]
 WARM_UP = 64
 """Tokens of the prompt of the first generation of an engine, which does not count, ..."""
-WARM_UP_TOKENS = 16
-"""... and of its output."""
+WARM_UP_TOKENS = 48
+"""... and of its output, from which it learns how often its drafts are right."""
 CPU_PROMPT = 512
 """Most tokens of a prompt on the CPU, where a longer one would take the time of several rounds."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """An engine, and what ends it."""
+
+    side: OwnSide
+    stack: AsyncExitStack
+    is_warm: bool = False
 
 
 class Engines:
@@ -38,15 +47,18 @@ class Engines:
     def __init__(self, texts: Sequence[TunePrompt], most: int) -> None:
         self._texts = texts
         self._most = most
-        self._loaded: dict[str, tuple[AsyncExitStack, OwnSide]] = {}
+        self._loaded: dict[str, _Loaded] = {}
         """Who was asked last stands last."""
 
     async def measure(self, settings: Settings, number: int) -> Figures:
         """One suggestion behind the prompt of this number. Raises CannotRun."""
         text = self._texts[number]
         try:
-            engine = await self.engine(settings)
-            done = await engine.generate(text.ids, text.tokens)
+            engine = await self._engine(settings)
+            if not engine.is_warm:
+                await engine.side.generate(text.ids[:WARM_UP], WARM_UP_TOKENS)
+                engine.is_warm = True
+            done = await engine.side.generate(text.ids, text.tokens)
         except EngineFailed as error:
             await self._end(DaemonConfig.of(settings).identity)
             raise CannotRun(str(error).removeprefix("The engine failed. ")) from error
@@ -63,19 +75,8 @@ class Engines:
         )
 
     async def engine(self, settings: Settings) -> OwnSide:
-        """The engine of these settings, warm. Raises EngineFailed."""
-        name = DaemonConfig.of(settings).identity
-        if name not in self._loaded:
-            while len(self._loaded) >= self._most:
-                await self._end(next(iter(self._loaded)))
-            async with AsyncExitStack() as stack:
-                started = await stack.enter_async_context(own(settings.model.name, settings))
-                self._loaded[name] = stack.pop_all(), started
-            warm = self._texts[0].ids[:WARM_UP] if self._texts else ()
-            if warm:
-                await started.generate(warm, WARM_UP_TOKENS)
-        found = self._loaded[name] = self._loaded.pop(name)
-        return found[1]
+        """The engine of these settings. Raises EngineFailed."""
+        return (await self._engine(settings)).side
 
     async def end(self) -> None:
         """End all of them."""
@@ -86,9 +87,20 @@ class Engines:
         """Measure with these prompts."""
         self._texts = texts
 
+    async def _engine(self, settings: Settings) -> _Loaded:
+        name = DaemonConfig.of(settings).identity
+        if name not in self._loaded:
+            while len(self._loaded) >= self._most:
+                await self._end(next(iter(self._loaded)))
+            async with AsyncExitStack() as stack:
+                side = await stack.enter_async_context(own(settings.model.name, settings))
+                self._loaded[name] = _Loaded(side, stack.pop_all())
+        found = self._loaded[name] = self._loaded.pop(name)
+        return found
+
     async def _end(self, name: str) -> None:
         if found := self._loaded.pop(name, None):
-            await found[0].aclose()
+            await found.stack.aclose()
 
 
 @dataclass(slots=True)

@@ -161,6 +161,8 @@ def verdict(search: Search) -> Iterator[str]:
             if not last.is_done:
                 why = "could not be measured on other prompts in the time (--budget gives more)"
             yield f"{best} looked better, but {why}: the present settings stay."
+        elif not any(one.is_done for one in search.comparisons):
+            yield "The present settings stay: there was no time to compare anything (--budget gives more)."
         else:
             yield "The present settings stay: nothing that was tried is better by more than the noise."
         return
