@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from completion_ls.bench.tune_arms import (
@@ -95,7 +96,9 @@ class Comparison:
             return "unfinished"
         if self.wins:
             return "better" if self.ratio.is_better else "as fast"
-        return "worse" if self.ratio.low > 1 else "no better"
+        if self.ratio.low > 1 - WORTH:
+            return "worse" if self.ratio.low > 1 else "no better"
+        return "within noise"
 
     def seconds(self, figures: Figures) -> float:
         """The time that decides."""
@@ -146,8 +149,10 @@ class Search:
         self._ends = clock() + seconds
         self._turn = turn
         self._say = say
-        self._first_s = self._next_s = 0.0
-        """What the first turn of a comparison took, with what had to be loaded, and another; at most."""
+        self._first_s: list[float] = []
+        """What the first turn of each comparison took, with what had to be loaded, ..."""
+        self._next_s: list[float] = []
+        """... and the others."""
 
     async def run(self) -> None:
         """Search until all was tried or the time is over. Raises CannotRun where the present settings
@@ -213,8 +218,9 @@ class Search:
 
     @property
     def _least_s(self) -> float:
-        """Seconds that a comparison takes at least to be of use, as far as is known."""
-        return self._first_s + self._next_s * (-(-LEAST_ROUNDS // self._turn) - 1)
+        """Seconds that a comparison takes at least to be of use, to judge from those before."""
+        first, other = (fmean(taken or [0.0]) for taken in (self._first_s, self._next_s))
+        return first + other * (-(-LEAST_ROUNDS // self._turn) - 1)
 
     async def _compare(self, one: Comparison, first: int, ends: float) -> None:
         """Measure rounds until it is clear, there are enough, or the time is over."""
@@ -222,11 +228,7 @@ class Search:
             done, began = len(one.rounds), self._clock()
             if not await self._both(one, first + done, min(self._turn, ROUNDS - done), ends):
                 break
-            took = self._clock() - began
-            if done:
-                self._next_s = max(self._next_s, took)
-            else:
-                self._first_s = max(self._first_s, took)
+            (self._next_s if done else self._first_s).append(self._clock() - began)
         one.is_done = not one.refused and len(one.rounds) >= LEAST_ROUNDS
 
     async def _both(self, one: Comparison, first: int, count: int, ends: float) -> bool:
