@@ -12,6 +12,7 @@ import tomlkit
 
 from completion_ls.cli.models import named
 from completion_ls.config import paths, user_file
+from completion_ls.config.profiles import TAKES_GIB, of_profile, planned
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import (
     DEFAULT_PROFILE,
@@ -29,14 +30,6 @@ from completion_ls.models import local
 from completion_ls.models.store import megabytes, shown
 
 GIB = 2**30
-TAKES_GIB: dict[str, float] = {
-    "nvidia-24gb": 21.3,
-    "nvidia-16gb": 12.8,
-    "nvidia-12gb": 9.2,
-    "nvidia-24gb-moe": 18.3,
-    "nvidia-24gb-gemma": 18.9,
-}
-"""The GiB of GPU memory that each profile for a card takes by the plan."""
 CHOICES = ("nvidia-24gb", "nvidia-16gb", "nvidia-12gb")
 """Those that are chosen unasked, the best first: all can be fetched, and know FIM."""
 DESKTOP = GIB // 2
@@ -159,16 +152,16 @@ def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterat
     own = list(_own(settings, profile))
     if own:
         yield f"Mind that your own settings go before the profile's: {', '.join(own)}."
-    _, of_profile, guesses = _of_profile(profile)
+    _, model, guesses = of_profile(profile)
     name, draft = settings.model.name, settings.draft.model
-    if name != of_profile and draft and draft == guesses:
+    if name != model and draft and draft == guesses:
         yield (
             f"The draft of the profile, {draft}, must be of the same family as your own model; set "
             'draft.model to another, or to "".'
         )
     if not local.is_known(name):
         file = profiles_dir() / f"{profile}.toml"
-        if name == of_profile:
+        if name == model:
             yield f"The model {name} must be made: {file} says how."
         else:
             yield f"There is no model {name}; name another one in model.name."
@@ -188,17 +181,6 @@ def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterat
     yield "`completion-ls doctor` says whether all is there; then attach your editor."
 
 
-def planned(settings: Settings) -> list[str]:
-    """What the models of the settings take, in words, by the plan of each profile that names these
-    very models."""
-    asked = settings.engine.kind, settings.model.name, settings.draft.model
-    return [
-        f"as the profile {name} sets them up, they take {gib} GiB of GPU memory"
-        for name, gib in TAKES_GIB.items()
-        if _of_profile(name) == asked
-    ]
-
-
 def _short(profile: str, card: GraphicsCard) -> str:
     """A sentence where the card has too little memory for the profile, or has too little free."""
     gib = TAKES_GIB.get(profile, 0.0)
@@ -212,16 +194,9 @@ def _short(profile: str, card: GraphicsCard) -> str:
     return ""
 
 
-def _of_profile(profile: str) -> tuple[str, str, str]:
-    """Engine, model and draft model of a profile, by the defaults where it says nothing."""
-    text = (profiles_dir() / f"{profile}.toml").read_text(encoding="utf-8")
-    of = Settings.model_validate(tomllib.loads(text))
-    return of.engine.kind, of.model.name, of.draft.model
-
-
 def _own(settings: Settings, profile: str) -> Iterator[str]:
     """What decides which engine and models there are, and comes from elsewhere than the profile."""
-    kind, name, draft = _of_profile(profile)
+    kind, name, draft = of_profile(profile)
     if settings.engine.kind != kind:
         yield f"engine.kind is {settings.engine.kind!r}, and the profile needs {kind!r}"
     if settings.model.name != name:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from completion_ls.cli import init
+from completion_ls.config.profiles import TAKES_GIB
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import profile_names, profiles_dir
 from completion_ls.engines.exl2 import loading
@@ -356,7 +356,7 @@ def test_profiles_state_what_they_take_and_fit_their_card(
     assert float(stated[0]) == pytest.approx(gib, abs=0.1)
     assert gib <= FREE[name.split("-")[1]]
     assert chosen.engine.context <= KNOWN_POSITIONS
-    assert init.TAKES_GIB[name] == float(stated[0])
+    assert TAKES_GIB[name] == float(stated[0])
 
 
 def test_downloads_are_as_large_as_the_catalogue_says(quantised: Callable[[str], Path]) -> None:
