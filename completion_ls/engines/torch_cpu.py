@@ -24,13 +24,14 @@ from completion_ls.engines.contract import (
     Other,
     Unfinished,
 )
-from completion_ls.engines.draft_model import DraftModel, check_vocabulary
+from completion_ls.engines.draft_model import DraftModel
 from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.jobs import RunningJob, check_job, next_job
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
 from completion_ls.engines.native import Native, load_native
+from completion_ls.engines.same_vocabulary import check_vocabulary
 from completion_ls.engines.shape import UnknownModel
 from completion_ls.engines.speed import speed_of
 from completion_ls.engines.tree import KvSequence, Node, TreePath, View, chain

@@ -17,10 +17,11 @@ from completion_ls.bench.acceptance import truncated
 from completion_ls.config.settings import EngineSettings
 from completion_ls.decode.draft_length import PassCost
 from completion_ls.engines.contract import Job, Sampling
-from completion_ls.engines.draft_model import DraftModel, check_vocabulary
+from completion_ls.engines.draft_model import DraftModel
 from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import load_native
+from completion_ls.engines.same_vocabulary import check_vocabulary
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from support.tiny_model import write_tiny_model
 

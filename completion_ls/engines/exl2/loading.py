@@ -96,7 +96,7 @@ def load(
     from tokenizers import Tokenizer
 
     from completion_ls.decode.vocabulary import Vocabulary
-    from completion_ls.engines.draft_model import check_vocabulary
+    from completion_ls.engines.same_vocabulary import check_vocabulary
 
     vocabulary = Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
     if draft_folder:
@@ -154,7 +154,7 @@ def advised(
 
 def _drafts_of(target: Path, models: Mapping[str, Path]) -> Iterator[Exl2Model]:
     """Those that have the target's vocabulary."""
-    from completion_ls.engines.draft_model import check_vocabulary
+    from completion_ls.engines.same_vocabulary import check_vocabulary
 
     for name, folder in models.items():
         try:
