@@ -45,21 +45,26 @@ def state_dir() -> Path:
     )
 
 
+def runtime_place() -> Path:
+    """Where `runtime_dir` lies, or would lie; nothing is looked at or made."""
+    named = os.environ.get("COMPLETION_LS_RUNTIME_DIR")
+    if named:
+        return Path(named)
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(os.environ["XDG_RUNTIME_DIR"]) / APP
+    if sys.platform in ("darwin", "win32"):
+        return Path(platformdirs.user_runtime_dir(APP, appauthor=False))
+    # No session manager made /run/user/UID; the cache folder is this user's own.
+    return Path(platformdirs.user_cache_dir(APP, appauthor=False), "run")
+
+
 def runtime_dir() -> Path:
     """The private folder of sockets, locks and tokens ($COMPLETION_LS_RUNTIME_DIR); made when missing.
 
     It must belong to this user and be closed to others (0700), whoever made it: a socket in a
     folder of somebody else would hand them the user's code. Raises PermissionError otherwise.
     """
-    named = os.environ.get("COMPLETION_LS_RUNTIME_DIR")
-    if named:
-        folder = Path(named)
-    elif os.environ.get("XDG_RUNTIME_DIR"):
-        folder = Path(os.environ["XDG_RUNTIME_DIR"]) / APP
-    elif sys.platform in ("darwin", "win32"):
-        folder = Path(platformdirs.user_runtime_dir(APP, appauthor=False))
-    else:  # no session manager made /run/user/UID; the cache folder is this user's own
-        folder = Path(platformdirs.user_cache_dir(APP, appauthor=False), "run")
+    folder = runtime_place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.name == "posix":
         state = folder.lstat()

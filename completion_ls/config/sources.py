@@ -192,9 +192,11 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem("", str(file), f"the file cannot be read ({error})."))
+        problems.append(
+            Problem("", str(file), f"the file cannot be read ({error}); make it readable.")
+        )
     except tomllib.TOMLDecodeError as error:
-        problems.append(Problem("", str(file), f"the file is not TOML ({error})."))
+        problems.append(Problem("", str(file), f"the file is not TOML ({error}); mend it."))
     return {}
 
 

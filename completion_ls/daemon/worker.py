@@ -431,6 +431,7 @@ class Worker(threading.Thread):
             "model": loaded.name,
             "engine": self._config.engine.kind,
             "max_context": loaded.engine.max_context,
+            "fim_format": loaded.prompts.format_name,
             "jobs_active": engine.jobs_active,
             "passes": engine.passes,
             "prompt_tokens_reused": engine.prompt_tokens_reused,

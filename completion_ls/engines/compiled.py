@@ -20,7 +20,7 @@ from completion_ls.engines.native import (
 )
 from completion_ls.engines.shape import LlamaShape
 from completion_ls.engines.tree import View
-from completion_ls.engines.weights import LlamaWeights
+from completion_ls.engines.weights import LlamaWeights, WeightKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,19 @@ class _Block:
     mlp_norm: Tensor
     gate_up: NativeLinear
     down: NativeLinear
+
+
+def can_attend(shape: LlamaShape) -> bool:
+    """Whether the compiled functions have attention for a model of this shape."""
+    fits = shape.head_dim % MULTIPLE == 0 and shape.head_dim <= MOST_SIZE
+    return fits and shape.heads <= MOST_GROUP * shape.kv_heads
+
+
+def can_compute(shape: LlamaShape, weights: WeightKind) -> bool:
+    """Whether the compiled functions can do a model of this shape with weights kept in this way."""
+    inputs = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+    even = weights != "bf16" or all(size % MULTIPLE == 0 for size in inputs)
+    return weights != "float32" and even and can_attend(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +61,7 @@ class Compiled:
     def of(cls, shape: LlamaShape, weights: LlamaWeights, native: Native) -> Compiled | None:
         """None where the compiled functions cannot do this model."""
         head = native.prepare(weights.head)
-        fits = shape.head_dim % MULTIPLE == 0 and shape.head_dim <= MOST_SIZE
-        if head is None or not fits or shape.heads > MOST_GROUP * shape.kv_heads:
+        if head is None or not can_attend(shape):
             return None
         blocks = []
         for layer in weights.layers:

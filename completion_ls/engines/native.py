@@ -251,21 +251,28 @@ def _address(tensor: Tensor | None) -> int | None:
 @lru_cache(maxsize=1)
 def load_native() -> Native | None:
     """The functions, compiled if that was not done before; None where they cannot be had."""
-    if os.name != "posix":
-        return None
-    compilers = _compilers()
-    for compiler in compilers:
+    found, troubles = try_native()
+    for trouble in troubles:
+        _log.warning("%s", trouble)
+    if not found and not troubles:
+        _log.info("no C compiler was found: the CPU engine runs on torch alone, which is slower")
+    return found
+
+
+def try_native() -> tuple[Native | None, list[str]]:
+    """The functions, and what each compiler said that was tried in vain; without either there is no
+    compiler, or it is another system."""
+    troubles: list[str] = []
+    for compiler in compilers() if os.name == "posix" else ():
         try:
-            return Native(_library(compiler))
+            return Native(_library(compiler)), troubles
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or error
-            _log.warning("the kernels cannot be had from %s: %s", shlex.join(compiler), said)
-    if not compilers:
-        _log.info("no C compiler was found: the CPU engine runs on torch alone, which is slower")
-    return None
+            troubles.append(f"the kernels cannot be had from {shlex.join(compiler)}: {said}")
+    return None, troubles
 
 
-def _compilers() -> list[list[str]]:
+def compilers() -> list[list[str]]:
     """Commands to try, each compiler once; $CC may come with arguments."""
     named = os.environ.get("CC", "")
     try:

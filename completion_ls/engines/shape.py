@@ -15,6 +15,9 @@ SUPPORTED = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+"""How the names of architectures end that continue a text."""
+
 
 class UnknownModel(ValueError):
     """The model is whole, but not one that `llama` computes."""
@@ -98,6 +101,17 @@ def read_shape(folder: Path) -> LlamaShape:
             f"the head size {shape.head_dim} is odd; the file is damaged."
         )
     return shape
+
+
+def is_left_to_transformers(folder: Path) -> bool:
+    """Whether the CPU engine does not compute the model itself."""
+    try:
+        read_shape(folder)
+    except UnknownModel:
+        return True
+    except ValueError:  # refused, whoever computes it
+        return False
+    return False
 
 
 def _supported_kind(path: Path, config: Mapping[str, Any]) -> str:

@@ -16,12 +16,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from completion_ls.engines.model import KvShape, KvStore
+from completion_ls.engines.shape import LANGUAGE_MODELS
 from completion_ls.engines.tree import KvSequence, View
 
 _log = logging.getLogger(__name__)
-
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-"""How the names of such architectures end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class TransformersModel:
         cannot, or the model is of another kind."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names = [str(name) for name in config.get("architectures") or ()]
-        if len(names) != 1 or not names[0].endswith(_LANGUAGE_MODELS):
+        if len(names) != 1 or not names[0].endswith(LANGUAGE_MODELS):
             raise ValueError(
                 f"The model in {folder} is not a language model that continues text "
                 f"({', '.join(names) or 'no architecture is named'}); name another."

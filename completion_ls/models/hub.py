@@ -338,7 +338,7 @@ def _fetch_all(
         _fetch(url, file, unfinished, tell)
         if file.size >= CHUNK * 64:
             tell(f"checking {file.name}")
-        if not _is_right(unfinished, file):
+        if not is_right(unfinished, file):
             unfinished.unlink()
             raise ModelError(
                 f"The file {file.name} of {model} was damaged on its way (its hash is wrong) and was "
@@ -462,7 +462,14 @@ def _wrong_size(file: HubFile, size: int) -> ModelError:
     )
 
 
-def _is_right(path: Path, file: HubFile) -> bool:
+def listed(model: HubModel) -> list[HubFile]:
+    """The files of the model that the hub listed when it was fetched as a whole, be they in order or
+    not; none where it never was here."""
+    return _marked(model, model.folder)
+
+
+def is_right(path: Path, file: HubFile) -> bool:
+    """Whether the file's content is what the hub listed. Raises OSError."""
     kind, _, wanted = file.digest.partition(":")
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(usedforsecurity=False)
     if kind == "git":

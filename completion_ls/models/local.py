@@ -18,11 +18,14 @@ __all__ = [
     "LocalModel",
     "ModelError",
     "find",
+    "folder_of",
+    "hub_model",
     "is_known",
     "prepare",
     "pull",
     "pulled",
     "quantisation",
+    "ready",
     "to_fetch",
 ]
 
@@ -40,8 +43,13 @@ class LocalModel:
 
 def find(entry: CatalogueEntry) -> LocalModel | None:
     """The entry's model if it is ready for use. Touches no network and does no work."""
-    folder = convert.converted_folder(entry.file_name, entry.size, entry.sha256)
+    folder = folder_of(entry)
     return LocalModel(entry.name, folder) if convert.is_converted(folder, entry.sha256) else None
+
+
+def folder_of(entry: CatalogueEntry) -> Path:
+    """Where the entry's model lies, or would lie, in the form that engines load."""
+    return convert.converted_folder(entry.file_name, entry.size, entry.sha256)
 
 
 def prepare(name: str, *, progress: Progress = silent, offline: bool = False) -> LocalModel:
@@ -66,6 +74,19 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
     raise _unknown(name)
 
 
+def ready(name: str, progress: Progress = silent) -> LocalModel | None:
+    """As `prepare`, but nothing is fetched or converted: None where that would be done first. Raises
+    ModelError."""
+    if entry := catalogue.find(name):
+        return find(entry)
+    path = _path(name)
+    if not path.is_file():
+        return prepare(name, offline=True)
+    sha256 = _gguf_sha256(path, progress)
+    folder = convert.converted_folder(path.name, path.stat().st_size, sha256)
+    return LocalModel(path.stem, folder) if convert.is_converted(folder, sha256) else None
+
+
 def pull(name: str, *, progress: Progress = silent) -> LocalModel:
     """As `prepare`, but what is on the hub is fetched as well. Raises ModelError."""
     repository = _on_hub(name)
@@ -82,6 +103,11 @@ def pulled() -> dict[str, Path]:
         for one in hub.known()
         if (folder := hub.find(one))
     }
+
+
+def hub_model(name: str) -> hub.HubModel | None:
+    """The repository that `prepare` would look for."""
+    return None if catalogue.find(name) or _path(name).exists() else _on_hub(name)
 
 
 def to_fetch(name: str) -> int | None:
@@ -198,6 +224,11 @@ def _from_catalogue(entry: CatalogueEntry, progress: Progress, offline: bool) ->
 
 
 def _from_file(path: Path, progress: Progress) -> LocalModel:
+    sha256 = _gguf_sha256(path, _part(progress, 0.0, 0.1))
+    return LocalModel(path.stem, convert.convert(path, sha256, _part(progress, 0.1, 1.0)))
+
+
+def _gguf_sha256(path: Path, progress: Progress) -> str:
     try:
         # Looked at first, as hashing gigabytes of something else would take its time.
         if not convert.is_gguf(path):
@@ -205,10 +236,11 @@ def _from_file(path: Path, progress: Progress) -> LocalModel:
                 f"The file {path} is not a GGUF file; give a .gguf file or a folder with "
                 "config.json, tokenizer.json and *.safetensors."
             )
-        sha256 = file_sha256(path, _part(progress, 0.0, 0.1))
+        return file_sha256(path, progress)
     except OSError as error:
-        raise ModelError(f"The model file {path} cannot be read ({error.strerror}).") from error
-    return LocalModel(path.stem, convert.convert(path, sha256, _part(progress, 0.1, 1.0)))
+        raise ModelError(
+            f"The model file {path} cannot be read ({error.strerror}); make it readable."
+        ) from error
 
 
 def _from_folder(folder: Path) -> LocalModel:

@@ -79,6 +79,11 @@ class PromptBuilder:
         self._start = lru_cache(maxsize=4)(self._starting)
         self._cached_cost = lru_cache(maxsize=1 << 16)(self._reader.count)
 
+    @property
+    def format_name(self) -> str:
+        """The name of its row in `formats`; "plain" without FIM."""
+        return (self.fim or PLAIN).name
+
     def build(
         self,
         prefix: str,

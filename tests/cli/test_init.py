@@ -19,7 +19,7 @@ from completion_ls.config.paths import config_file
 from completion_ls.config.sources import profile_names, profiles_dir, resolve
 from completion_ls.engines.exl2 import checks, gpu
 from completion_ls.engines.exl2.checks import Piece
-from completion_ls.engines.exl2.gpu import GraphicsCard, find_card
+from completion_ls.engines.exl2.gpu import GraphicsCard, driver_version, find_card
 
 GIB = 2**30
 
@@ -42,6 +42,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 int cuDeviceGetPCIBusId(char *bus, int size, int device) {
     strncpy(bus, "0000:01:00.0", size);
     return 0;
+}
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    strncpy(text, "570.211.01", size);
+    return size != 80;
 }
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
@@ -87,8 +92,10 @@ def file(isolated: dict[str, str]) -> Path:
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_driver(monkeypatch, tmp_path)
     assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, 23 * GIB, (8, 9))
+    assert driver_version() == "570.211.01, CUDA up to 12.8"
     monkeypatch.setattr(gpu, "MANAGEMENT", "libthere-is-none.so")
     assert find_card() == GraphicsCard("NVIDIA Some Card", 24 * GIB, None, (8, 9))
+    assert driver_version() == "CUDA up to 12.8"
 
 
 @pytest.mark.parametrize(("cards", "fails"), [(0, 0), (1, 100)])
@@ -100,7 +107,7 @@ def test_no_usable_card(
 
 
 def test_no_driver_and_one_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert find_card() is None
+    assert find_card() is None and driver_version() is None
     (tmp_path / "text.so").write_text("no library")
     monkeypatch.setattr(gpu, "DRIVER", str(tmp_path / "text.so"))
     assert find_card() is None

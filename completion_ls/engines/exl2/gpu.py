@@ -13,6 +13,7 @@ MAJOR, MINOR = 75, 76
 """The driver's numbers for the two parts of the compute capability."""
 NAME_BYTES = 256
 BUS_BYTES = 32
+VERSION_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,26 @@ def count_gpus() -> int:
         return _driver()[1]
     except (OSError, AttributeError, _Failed):
         return 0
+
+
+def driver_version() -> str | None:
+    """The driver's version, and the newest CUDA that it knows; None without a driver."""
+    known = ctypes.c_int()
+    try:
+        _call(ctypes.CDLL(DRIVER).cuDriverGetVersion, ctypes.byref(known))
+    except (OSError, AttributeError, _Failed):
+        return None
+    cuda = f"CUDA up to {known.value // 1000}.{known.value % 1000 // 10}"
+    try:
+        library, text = ctypes.CDLL(MANAGEMENT), ctypes.create_string_buffer(VERSION_BYTES)
+        _call(library.nvmlInit_v2)
+        try:
+            _call(library.nvmlSystemGetDriverVersion, text, VERSION_BYTES)
+        finally:
+            library.nvmlShutdown()
+    except (OSError, AttributeError, _Failed):
+        return cuda
+    return f"{text.value.decode(errors='replace')}, {cuda}"
 
 
 def _driver() -> tuple[ctypes.CDLL, int]:
