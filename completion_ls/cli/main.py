@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print the figures as JSON")
     status.add_argument("--watch", action="store_true", help="keep showing them until interrupted")
     doctor = command(
-        "doctor", "Whether the engine of your settings can run here, and what is missing.", common
+        "doctor", "What is wrong with this set-up, if anything, and what to do about it.", common
     )
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     init = command(

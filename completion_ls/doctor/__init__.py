@@ -1,0 +1,1 @@
+"""What can be wrong with a set-up: one file looks at one thing, and says so in lines."""
