@@ -28,6 +28,7 @@ SILENCE_S = 120.0
 """Without any news of loading or of text for so long, it hangs."""
 LONGEST_S = 900.0
 END_S = 25.0
+STARTING_S = 5.0
 
 T = TypeVar("T")
 Progress = Callable[[str, float], None]
@@ -82,12 +83,13 @@ async def _look(notes: Notes, config: DaemonConfig, progress: Progress) -> dict[
     client = EngineClient(config, Watcher(news.loading, news.ready, news.failed))
     log = f"The daemon's log is {paths.log_dir() / endpoint.name}.log."
     figures: dict[str, Any] = {}
-    failure = ""
+    failure, interrupted = "", True
     try:
         loading_s, texts = await _heard(_type(client, news), news)
         figures = (await asyncio.wait_for(client.status(), END_S)).figures
+        interrupted = False
     except EngineFailed as error:
-        failure = f"{error} {log}"
+        failure, interrupted = f"{error} {log}", False
     except (_Silent, TimeoutError):
         failure = (
             f"The engine daemon does not go on; the last that was heard of it: {news.last}. Run "
@@ -98,7 +100,9 @@ async def _look(notes: Notes, config: DaemonConfig, progress: Progress) -> dict[
         await client.close()
         after = ""
         if not was_running:
-            after = await _stopped(endpoint) if alone else " and runs on for the editor that came"
+            wait_s = STARTING_S if interrupted else 0.0
+            came = " and runs on for the editor that came"
+            after = await _stopped(endpoint, wait_s) if alone else came
     if failure:
         notes.failed("first text", failure)
         return {}
@@ -155,8 +159,12 @@ async def _press(client: EngineClient, news: _News, prefix: str) -> _Text:
     return _Text(characters, first, time.perf_counter() - began, tokens)
 
 
-async def _stopped(endpoint: Endpoint) -> str:
-    """Stop the daemon that was started for us; what there is to say of that."""
+async def _stopped(endpoint: Endpoint, wait_s: float) -> str:
+    """Stop the daemon that was started for us, which may take so long until it can be told; what
+    there is to say of that."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and not await _answers(endpoint):
+        await asyncio.sleep(0.1)
     try:
         await asyncio.wait_for(stop_daemon(endpoint), END_S)
     except NoDaemon:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from completion_ls.config.settings import Settings
 from completion_ls.doctor import keystroke, sockets
 from completion_ls.doctor.examine import examine
 from completion_ls.doctor.lines import Line, Notes
 from completion_ls.models.store import silent
+from completion_ls.wire.attach import attach
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from support.scripted_daemon import Script
 
@@ -53,10 +59,6 @@ def test_a_daemon_that_was_started_for_it_is_stopped_again(script: Script, lines
 
 
 def test_a_daemon_that_was_running_runs_on(script: Script, lines: Lines) -> None:
-    import asyncio
-
-    from completion_ls.wire.attach import attach
-
     async def start() -> None:
         (await attach(CONFIG)).close()
 
@@ -123,3 +125,19 @@ def test_all_of_it_on_a_model_that_works(folder: Path) -> None:
     assert found["FIM", "in use"].text == "plain"
     assert found["one keystroke", "first text"].verdict == "ok"
     assert not sockets.look(Notes("sockets"), CONFIG).figures
+
+
+def test_who_interrupts_it_leaves_no_daemon_behind(folder: Path, isolated: dict[str, str]) -> None:
+    place = Path(isolated["COMPLETION_LS_RUNTIME_DIR"])
+    with subprocess.Popen(
+        [sys.executable, "-m", "completion_ls", "doctor"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as program:
+        deadline = time.monotonic() + 60
+        while not any(place.glob("*.life.lock")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 130
+    with FileLock(next(place.glob("*.life.lock"))).acquire(blocking=False):
+        assert not sockets.look(Notes("sockets"), CONFIG).figures
