@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,9 @@ def look(notes: Notes) -> None:
     if not there:
         notes.remark("editors", "None that is known was found on the PATH.")
         return
-    with ThreadPoolExecutor(len(there)) as pool:
-        versions = list(
-            pool.map(lambda found: _version(found[1]) if found[0].says_version else "", there)
-        )
-    for (editor, path), version in zip(there, versions, strict=True):
-        _say(notes, editor, path, version)
+    versions = _versions([path for editor, path in there if editor.says_version])
+    for editor, path in there:
+        _say(notes, editor, path, versions.get(path, ""))
 
 
 def _program(notes: Notes) -> None:
@@ -108,6 +106,23 @@ def _say(notes: Notes, editor: Editor, path: str, version: str) -> None:
         notes.ok(editor.name, f"{what}: {plugin.found}")
     else:
         notes.remark(editor.name, f"{what}: nothing of us was found in the usual places; {page}.")
+
+
+def _versions(paths: list[str]) -> dict[str, str]:
+    """Of all at once, as some take a second; those that come in time."""
+    found: dict[str, str] = {}
+
+    def ask(path: str) -> None:
+        found[path] = _version(path)
+
+    # Not a pool, whose threads this process would wait for at its end.
+    threads = [threading.Thread(target=ask, args=[path], daemon=True) for path in paths]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 2 * ANSWER_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def _version(path: str) -> str:
