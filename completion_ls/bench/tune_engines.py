@@ -18,6 +18,7 @@ from completion_ls.bench.tune_figures import Figures
 from completion_ls.bench.tune_prompts import TunePrompt, prompts
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.load import check_kind
+from completion_ls.engines.same_vocabulary import check_vocabulary
 from completion_ls.models import catalogue, local
 from completion_ls.models.errors import ModelError
 from completion_ls.wire.client import EngineFailed
@@ -193,8 +194,6 @@ def _may_guess(settings: Settings, name: str, folder: Path, target: Path) -> boo
     draft = settings.draft.model_copy(update={"model": name, "max_tokens": 1})
     try:
         check_kind(DaemonConfig.of(settings.model_copy(update={"draft": draft})))
-        from completion_ls.engines.draft_model import check_vocabulary  # imports torch
-
         check_vocabulary(target, folder)
     except (ModelError, ValueError):
         return False
