@@ -71,7 +71,8 @@ class EngineSettings(Section):
 
 
 class DraftSettings(Section):
-    """Guesses at the next tokens, checked several in a pass. They change the speed, never the text."""
+    """Guesses at the next tokens, checked several in a pass. They change the speed, never the text; where
+    they cost more than they gain for a while they are turned off, and the log says so."""
 
     lookup: Annotated[bool, Field(strict=True)] = True
     """Guess what followed the same words above, in earlier suggestions or in other documents."""

@@ -124,6 +124,21 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSource:
+    """Drafts of one source ("lookup" or "model"), totals: how many there were, of how many tokens, how
+    many of these were compared with what the model chose, and how many were right."""
+
+    name: str
+    is_on: bool
+    why_off: str
+    """Empty where it is on."""
+    drafts: int
+    proposed: int
+    checked: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Totals since the engine was loaded; sizes in bytes."""
 
@@ -136,8 +151,18 @@ class EngineStats:
     kv_bytes: int
     kv_bytes_limit: int
     weight_bytes: int
-    draft_tokens_checked: int
-    draft_tokens_accepted: int
+    drafting: tuple[DraftSource, ...]
+    """The sources that its settings allow."""
+
+    @property
+    def draft_tokens_checked(self) -> int:
+        """Of all sources."""
+        return sum(source.checked for source in self.drafting)
+
+    @property
+    def draft_tokens_accepted(self) -> int:
+        """Of all sources."""
+        return sum(source.accepted for source in self.drafting)
 
 
 class JobFailed(Exception):

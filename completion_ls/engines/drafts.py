@@ -2,7 +2,7 @@
 
 A draft never changes what comes out. Each token is chosen from the model's own logits, with noise
 that depends on its place and nothing else; a draft token that is the one chosen saves a pass, and
-any other is forgotten.
+any other is forgotten. A source of drafts that makes texts slower is turned off.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from completion_ls.decode.draft_length import LONG, MOST, DraftLength, PassCost, Trust
+from completion_ls.decode.draft_worth import DraftWorth
 from completion_ls.decode.lookup import Lookup, Recent
-from completion_ls.engines.contract import Job, Sampling
+from completion_ls.engines.contract import DraftSource, Finish, Job, Sampling
 
 _log = logging.getLogger(__name__)
 
 TRUSTED = 2
 """A draft that was looked up goes before the draft model's from this match on."""
-MODEL = "model"
+LOOKUP, MODEL = "lookup", "model"
 FAILURES = 3
 """In so many answers in a row a draft model may fail, for want of memory, say, before it is given up."""
 
@@ -36,12 +37,66 @@ class Guesser(Protocol):
         """At most `count` tokens that may follow `text`, the prompt and output of a job."""
 
 
-@dataclass(slots=True)
-class DraftFigures:
-    """Totals of draft tokens."""
+TURNED_OFF = {
+    LOOKUP: "drafts that are looked up cost more than they gain and are turned off: %s. "
+    "`draft.lookup = false` leaves them out from the start, `draft.max_tokens = 0` all drafts",
+    MODEL: "the draft model costs more than it gains and is turned off: %s. Name another one in "
+    "draft.model, or none; `draft.max_tokens = 0` leaves out all drafts",
+}
 
-    checked: int = 0
-    accepted: int = 0
+
+class Source:
+    """Where drafts come from, and what became of them."""
+
+    def __init__(self, name: str) -> None:
+        self.worth = DraftWorth()
+        self.has_failed = False
+        self._name = name
+        self._was_off = False
+        self._drafts = self._proposed = self._checked = self._accepted = 0
+
+    def count(self, proposed: int, checked: int, accepted: int) -> None:
+        """Note what became of a draft."""
+        self._drafts += 1
+        self._proposed += proposed
+        self._checked += checked
+        self._accepted += accepted
+
+    def measure(self, stretch: Stretch) -> None:
+        """Note what a pass took. Where that turns the source off, the log says so, once."""
+        turned_off = self.worth.note(
+            drafted=stretch.drafted, seconds=stretch.seconds, tokens=stretch.tokens
+        )
+        if turned_off and not self._was_off:
+            self._was_off = True
+            _log.warning(TURNED_OFF[self._name], self._measured())
+
+    def figures(self) -> DraftSource:
+        """Totals, and whether it is used."""
+        why = self._measured() if self.worth.is_off else ""
+        if self.has_failed:
+            why = f"it failed in {FAILURES} answers in a row"
+        counts = self._drafts, self._proposed, self._checked, self._accepted
+        return DraftSource(self._name, not why, why, *counts)
+
+    def _measured(self) -> str:
+        rates = self.worth.rates
+        assert rates is not None
+        return (
+            f"{rates.drafted:.1f} tokens/s with drafts and {rates.plain:.1f} without, in "
+            f"{self.worth.passes} passes"
+        )
+
+
+@dataclass(slots=True)
+class Stretch:
+    """From a pass at a place that has a draft to the next pass of the same job."""
+
+    source: Source
+    drafted: bool
+    """Whether the draft was used."""
+    seconds: float = 0.0
+    tokens: int = 0
 
 
 class Drafts:
@@ -49,13 +104,20 @@ class Drafts:
 
     def __init__(self, cost: PassCost, *, lookup: bool, model: Guesser | None, most: int) -> None:
         """`cost` is measured; at most `most` tokens are guessed for one pass."""
-        self.figures = DraftFigures()
         self._length = DraftLength(cost)
+        self._sources = {LOOKUP: Source(LOOKUP)} if lookup else {}
+        if model:
+            self._sources[MODEL] = Source(MODEL)
         self._lookup = lookup
         self._recent = Recent()
         self._model = model
         self._most = min(most, MOST)
         self._failures = 0
+
+    @property
+    def figures(self) -> tuple[DraftSource, ...]:
+        """Each source's."""
+        return tuple(source.figures() for source in self._sources.values())
 
     def of(self, job: Job, prompt: Sequence[int]) -> JobDrafts:
         """The drafts of one job, whose output is put behind `prompt`."""
@@ -69,21 +131,23 @@ class Drafts:
         most = min(most, self._most)
         if most < 1:
             return None
-        model = None if drafts.without_model else self._model
-        found = drafts.lookup.propose(most) if drafts.lookup else None
+        model = self._model if self._is_asked(MODEL) and not drafts.without_model else None
+        found = drafts.lookup.propose(most) if drafts.lookup and self._is_asked(LOOKUP) else None
         if found and (found.match >= TRUSTED or model is None):
             trust = Trust(found.source, found.match)
             if count := self._length.choose(trust, len(found.tokens)):
-                return trust, found.tokens[:count]
+                is_used = drafts.begin(self._sources[LOOKUP])
+                return (trust, found.tokens[:count]) if is_used else None
         if model:
             trust = Trust(MODEL, LONG)
             count = self._length.choose(trust, most, model.cost)
-            if count:
+            if count and drafts.begin(self._sources[MODEL]):
                 try:
                     tokens = model.propose(drafts.text, count, drafts.job.sampling)
                 except Exception as error:  # a guess must never cost an answer
                     self._failed(error)
                     drafts.without_model = True
+                    drafts.stretch = None
                     return None
                 self._failures = 0
                 return (trust, tokens) if tokens else None
@@ -96,12 +160,16 @@ class Drafts:
         _log.warning("the draft model failed %s: %s", what, type(error).__name__)
         if left_out:
             self._model = None
+            self._sources[MODEL].has_failed = True
 
-    def settle(self, trust: Trust, checked: int, accepted: int) -> None:
+    def _is_asked(self, name: str) -> bool:
+        return name in self._sources and self._sources[name].worth.is_asked()
+
+    def settle(self, trust: Trust, proposed: int, checked: int, accepted: int) -> None:
         """Learn what became of a draft."""
         self._length.observe(trust, checked, accepted)
-        self.figures.checked += checked
-        self.figures.accepted += accepted
+        name = MODEL if trust.source == MODEL else LOOKUP
+        self._sources[name].count(proposed, checked, accepted)
 
 
 @dataclass(slots=True)
@@ -115,6 +183,8 @@ class JobDrafts:
     lookup: Lookup | None
     without_model: bool = False
     """The draft model has failed here."""
+    stretch: Stretch | None = None
+    """Where the present pass has a draft, or would have had one: what it takes."""
     _trust: Trust | None = None
     _tokens: tuple[int, ...] = ()
     """The present draft, ..."""
@@ -124,13 +194,26 @@ class JobDrafts:
     def propose(self, most: int) -> tuple[int, ...]:
         """A draft of what comes next, of at most `most` tokens; perhaps none."""
         self._settle(self._accepted)
+        self._measure()
         found = self.drafts.propose(self, most)
         if found:
             self._trust, self._tokens = found
         return self._tokens
 
+    def begin(self, source: Source) -> bool:
+        """There is a draft of this source for the next pass: whether it is used."""
+        self.stretch = Stretch(source, source.worth.takes_draft())
+        return self.stretch.drafted
+
+    def spent(self, seconds: float) -> None:
+        """Note what a step of the decode took, its draft included."""
+        if self.stretch:
+            self.stretch.seconds += seconds
+
     def produced(self, tokens: Sequence[int]) -> None:
         """Note tokens of the output."""
+        if self.stretch:
+            self.stretch.tokens += len(tokens)
         for token in tokens:
             if self._accepted < len(self._tokens):
                 right = self._tokens[self._accepted] == token
@@ -142,11 +225,22 @@ class JobDrafts:
         if self.lookup:
             self.lookup.extend(tokens)
 
-    def end(self, *, stopped: bool = False) -> None:
-        """The job has ended; if it `stopped`, with a token that is no part of the output."""
+    def end(self, finish: Finish | None = None) -> None:
+        """The job has ended by itself, or was given up."""
+        stopped = finish is Finish.STOP  # with a token that is no part of the output
         self._settle(self._accepted + (stopped and self._accepted < len(self._tokens)))
+        if finish is None:
+            self.stretch = None  # more might have come of it
+        elif self.stretch:
+            self.stretch.tokens += stopped
+        self._measure()
 
     def _settle(self, checked: int) -> None:
         if self._trust and checked:
-            self.drafts.settle(self._trust, checked, self._accepted)
+            self.drafts.settle(self._trust, len(self._tokens), checked, self._accepted)
         self._tokens, self._accepted = (), 0
+
+    def _measure(self) -> None:
+        stretch, self.stretch = self.stretch, None
+        if stretch:
+            stretch.source.measure(stretch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,8 +195,8 @@ class TorchCpuEngine:
                 self._cache.discard(running.kv)
             raise JobFailed(running.job.id, error) from error
         if event.finish is not None:
-            if event.finish is Finish.STOP and running.drafts:
-                running.drafts.end(stopped=True)
+            if running.drafts:
+                running.drafts.end(event.finish)
             self.cancel(running.job.id)
         return [event]
 
@@ -211,8 +212,7 @@ class TorchCpuEngine:
             kv_bytes=self._cache.nbytes,
             kv_bytes_limit=self._cache.limit_bytes,
             weight_bytes=self._model.nbytes,
-            draft_tokens_checked=self._drafts.figures.checked if self._drafts else 0,
-            draft_tokens_accepted=self._drafts.figures.accepted if self._drafts else 0,
+            drafting=self._drafts.figures if self._drafts else (),
         )
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ class TorchCpuEngine:
             running.drafts.produced(tokens)
 
     def _decode(self, running: _Running) -> Event:
-        kv = running.kv
+        kv, began = running.kv, time.perf_counter()
         assert kv is not None
         if running.still_given:
             return self._read_given(running, kv)
@@ -328,7 +328,10 @@ class TorchCpuEngine:
             assert slot is not None
         running.tip = slot
         row = kv.rows[slot] if len(running.output) < KEPT_ROWS else kv.rows.pop(slot)
-        return self._produce(running, row)
+        event = self._produce(running, row)
+        if running.drafts:
+            running.drafts.spent(time.perf_counter() - began)
+        return event
 
     def _read_given(self, running: _Running, kv: KvSequence) -> Event:
         """Put tokens of the output that need not be chosen through the model, several at once."""

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from completion_ls.decode import draft_worth
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling, Unfinished
+from support.clock import Clock
 from support.exl2.engines import make_engine
 from support.exl2.tiny import (
     VOCABULARY,
@@ -291,3 +293,23 @@ def test_a_failing_job_leaves_the_others_alone(
     assert Answer(good, events).tokens == wanted
     # Nothing that the failed job has computed is found again.
     assert run(engine, job(bad.prompt, 8)).tokens == run(load(), job(bad.prompt, 8)).tokens
+
+
+def test_a_draft_model_that_costs_more_than_it_gains_is_turned_off(
+    load: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, count in {"FIRST_REST": 2, "DRAFTED": 2, "PLAIN": 1, "ROUNDS": 3, "LOST": 3}.items():
+        monkeypatch.setattr(draft_worth, name, count)
+    clock = Clock()
+    monkeypatch.setattr("completion_ls.engines.exl2.engine.time", clock)
+    engine = load("model")
+    monkeypatch.setattr(engine, "_look", clock.timed(engine._look, 1.0))
+    guesser = engine._guesser
+    monkeypatch.setattr(guesser, "propose", clock.timed(guesser.propose, 50.0))
+    expected = run(load(), job(text[:300], 60)).tokens
+    assert run(engine, job(text[:300], 60)).tokens == expected
+    (source,) = engine.stats().drafting
+    assert not source.is_on
+    before = clock.now
+    assert run(engine, job(text[:300], 10)).tokens == expected[:10]
+    assert clock.now == before + 10  # a pass for each token, and no guess

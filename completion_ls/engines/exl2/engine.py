@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -128,8 +129,8 @@ class Exl2Engine:
                 running = others[0]
         event = self._attempt(running, lambda: self._advance(running))
         if event.finish is not None:
-            if event.finish is Finish.STOP and running.drafts:
-                running.drafts.end(stopped=True)
+            if running.drafts:
+                running.drafts.end(event.finish)
             self.cancel(running.job.id)
             if not self._jobs:
                 self._generator.save_ahead()
@@ -168,8 +169,7 @@ class Exl2Engine:
             kv_bytes=generator.kv_bytes * generator.pages_used // generator.max_pages,
             kv_bytes_limit=generator.kv_bytes,
             weight_bytes=generator.weight_bytes,
-            draft_tokens_checked=self._drafts.figures.checked if self._drafts else 0,
-            draft_tokens_accepted=self._drafts.figures.accepted if self._drafts else 0,
+            drafting=self._drafts.figures if self._drafts else (),
         )
 
     def close(self) -> None:
@@ -310,13 +310,16 @@ class Exl2Engine:
         return running.covered(covered, kept)
 
     def _decode(self, running: _Running, work: PagedJob) -> Event:
-        left = running.job.max_new_tokens - running.produced
+        left, began = running.job.max_new_tokens - running.produced, time.perf_counter()
         if self._guesser:
             self._guesser.work = work
-        draft: Sequence[int] = running.still_given[:OFFERED]
-        if not draft and running.drafts:
-            draft = running.drafts.propose(left - 1)
-        return self._choose(running, work, draft)
+        if given := running.still_given:
+            return self._choose(running, work, given[:OFFERED])
+        draft = running.drafts.propose(left - 1) if running.drafts else ()
+        event = self._choose(running, work, draft)
+        if running.drafts:
+            running.drafts.spent(time.perf_counter() - began)
+        return event
 
     def _choose(self, running: _Running, work: PagedJob, draft: Sequence[int]) -> Event:
         """One pass with a draft behind it: as many tokens as were guessed right, and one more."""
