@@ -57,9 +57,13 @@ def _run(options: argparse.Namespace) -> int:
                 return daemon.stop()
             return daemon.run(options.config, audit=options.audit)
         case "status":
+            if options.watch:
+                from completion_ls.cli import watch
+
+                return watch.run()
             from completion_ls.cli import status
 
-            return status.show(as_json=options.json, watch=options.watch)
+            return status.show(as_json=options.json)
         case "doctor":
             from completion_ls.cli import doctor
 
@@ -173,8 +177,11 @@ def _parser() -> argparse.ArgumentParser:
         "--speed", type=float, default=1.0, metavar="N", help="type N times as fast (default 1)"
     )
     status = command("status", "What the engine daemons are doing, and what was accepted.")
-    status.add_argument("--json", action="store_true", help="print the figures as JSON")
-    status.add_argument("--watch", action="store_true", help="keep showing them until interrupted")
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the figures as JSON")
+    form.add_argument(
+        "--watch", action="store_true", help="keep showing them until q or Ctrl-C is pressed"
+    )
     doctor = command(
         "doctor", "What is wrong with this set-up, if anything, and what to do about it.", common
     )

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from completion_ls.cli.figures import document_lines, draft_lines, job_lines, mib
 from completion_ls.lsp import count_file
 from completion_ls.wire.connection import Connection, NoDaemon, Refused
 from completion_ls.wire.endpoint import Endpoint
 from completion_ls.wire.messages import GetStatus, Status
 
 ANSWER_TIMEOUT_S = 5.0
-REFRESH_S = 0.5
+IN_LINES: dict[str, Callable[[Any], list[str]]] = {
+    "jobs_by_lane": job_lines,
+    "kv_by_document": document_lines,
+    "drafting": draft_lines,
+}
 
 
-def show(*, as_json: bool, watch: bool) -> int:
+def show(*, as_json: bool) -> int:
     """Print a table (or JSON) for each daemon, and what was accepted; 1 where no daemon runs."""
     console = Console()
-    if watch:
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                live.update(_render(asyncio.run(collect())), refresh=True)
-                time.sleep(REFRESH_S)
     found = asyncio.run(collect())
     if as_json:
         print(json.dumps(found, indent=2))
@@ -102,8 +101,10 @@ def _suggestions(counts: dict[str, dict[str, Any]]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
+    if name in IN_LINES:
+        return "\n".join(IN_LINES[name](value))
     if name.endswith(("_bytes", "_bytes_limit")):
-        return f"{value / 2**20:,.0f} MiB"
+        return mib(value)
     if name.endswith("_share"):
         return f"{100 * value:.1f} %"
     if "_ms" in name:

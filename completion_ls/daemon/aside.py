@@ -65,7 +65,15 @@ class Aside:
             self._counted.pop(self._next_line.job_id, None)
         self._next_line = _NextLine(place)
         if prompt is not None:
-            engine.add(Job(id, prompt.ids, 1, lane=Lane.BACKGROUND, unfinished=prompt.unfinished))
+            job = Job(
+                id,
+                prompt.ids,
+                1,
+                lane=Lane.BACKGROUND,
+                unfinished=prompt.unfinished,
+                document=request.document,
+            )
+            engine.add(job)
             self._next_line.job_id = id
 
     def answered(self, engine: Engine, job: Job, output: Output, id: int) -> None:

@@ -56,6 +56,8 @@ class Peer:
 
     def __init__(self, id: int, writer: asyncio.StreamWriter) -> None:
         self.id = id
+        self.only_looks = False
+        """Whether all that it asked for is the status."""
         self._writer = writer
 
     def send(self, message: Message) -> None:
@@ -114,7 +116,8 @@ class Daemon:
         try:
             self._worker.start()
             # Whoever started us needs a moment to connect.
-            self._watch_idleness(at_least_s=START_GRACE_S)
+            self._stay(at_least_s=START_GRACE_S)
+            self._watch_idleness()
             await self._stopping.wait()
         finally:
             watching.cancel()
@@ -162,13 +165,16 @@ class Daemon:
         except FileNotFoundError:
             return False
 
-    def _watch_idleness(self, at_least_s: float = 0.0) -> None:
+    def _stay(self, at_least_s: float = 0.0) -> None:
+        """Somebody has been there now."""
+        self._stays_until = self._loop.time() + max(at_least_s, self._config.daemon.idle_exit_s)
+
+    def _watch_idleness(self) -> None:
         if self._idle_timer:
             self._idle_timer.cancel()
             self._idle_timer = None
         if not self._peers and self._config.daemon.idle_exit_s:
-            seconds = max(at_least_s, self._config.daemon.idle_exit_s)
-            self._idle_timer = self._loop.call_later(seconds, self._stopping.set)
+            self._idle_timer = self._loop.call_at(self._stays_until, self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(next(self._ids), writer)
@@ -185,6 +191,8 @@ class Daemon:
         finally:
             if self._peers.pop(peer.id, None):
                 self._worker.cancel_all(peer.id)
+                if not peer.only_looks:  # `status --watch` keeps no model in memory
+                    self._stay()
                 self._watch_idleness()
             await peer.hang_up()
 
@@ -215,9 +223,12 @@ class Daemon:
         return False
 
     async def _listen_to(self, peer: Peer, reader: asyncio.StreamReader) -> None:
+        is_first = True
         while (body := await codec.read_body(reader)) is not None:
             try:
                 message = codec.decode(body, codec.front_messages)
+                peer.only_looks = isinstance(message, GetStatus) and (is_first or peer.only_looks)
+                is_first = False
             except codec.MessageError as error:
                 code = "unknown_message" if error.unknown_type else "bad_message"
                 peer.send(Error(id=error.id, code=code, text=str(error)))  # type: ignore[arg-type]

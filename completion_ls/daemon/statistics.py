@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from completion_ls.config.settings import DraftSettings
+from completion_ls.engines.contract import EngineStats
+
+MOST_DOCUMENTS = 12
+"""So many documents are told of by name."""
 REMEMBERED = 1000
 
 
@@ -83,3 +90,69 @@ class Statistics:
                 sum(job.reused for job in self.recent) / prompt if prompt else 0.0
             ),
         }
+
+
+def of_engine(stats: EngineStats, settings: DraftSettings) -> dict[str, Any]:
+    """For `status`: what the engine says of itself. `settings` say why sources of drafts are missing."""
+    drafts = sum(source.drafts for source in stats.drafting)
+    proposed = sum(source.proposed for source in stats.drafting)
+    checked, accepted = stats.draft_tokens_checked, stats.draft_tokens_accepted
+    card = {"gpu_memory_bytes": stats.card_bytes, "gpu_memory_bytes_limit": stats.card_bytes_limit}
+    return {
+        "jobs_active": stats.jobs_active,
+        "jobs_by_lane": {
+            lane.name.lower(): {"waiting": jobs.waiting, "running": jobs.running}
+            for lane, jobs in stats.lanes.items()
+        },
+        "passes": stats.passes,
+        "prompt_tokens_reused": stats.prompt_tokens_reused,
+        "prompt_tokens_computed": stats.prompt_tokens_computed,
+        "tokens_generated": stats.tokens_generated,
+        "sequences_cached": stats.sequences_cached,
+        "kv_bytes": stats.kv_bytes,
+        "kv_bytes_limit": stats.kv_bytes_limit,
+        "kv_by_document": _by_name(stats.kv_by_document),
+        "weight_bytes": stats.weight_bytes,
+        **{name: value for name, value in card.items() if value is not None},
+        "drafting": _drafting(stats, settings),
+        "draft_tokens_checked": checked,
+        "draft_tokens_accepted": accepted,
+        "draft_tokens_accepted_share": accepted / checked if checked else 0.0,
+        "draft_length_mean": proposed / drafts if drafts else 0.0,
+    }
+
+
+def _drafting(stats: EngineStats, settings: DraftSettings) -> dict[str, dict[str, Any]]:
+    """By source whether it is on, why not, and how many of its tokens were checked and right."""
+    if not settings.max_tokens:
+        missing = dict.fromkeys(("lookup", "model"), "draft.max_tokens is 0")
+    else:
+        missing = {"lookup": "draft.lookup is false", "model": "draft.model names none"}
+    found: dict[str, dict[str, Any]] = {
+        name: {"on": False, "why": why, "checked": 0, "accepted": 0}
+        for name, why in missing.items()
+    }
+    for source in stats.drafting:
+        found[source.name] = {
+            "on": source.is_on,
+            "why": source.why_off,
+            "checked": source.checked,
+            "accepted": source.accepted,
+        }
+    return found
+
+
+def _by_name(kv_by_document: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Those that use most, by the last part of their names: the folders are nobody's business."""
+    ordered = sorted(kv_by_document.items(), key=lambda one: -one[1])
+    return [
+        {"document": _name(uri), "bytes": used} for uri, used in ordered[:MOST_DOCUMENTS] if used
+    ]
+
+
+def _name(uri: str) -> str:
+    try:
+        path = urlsplit(uri).path
+    except ValueError:  # brackets where a host should stand
+        path = uri
+    return unquote(path.replace("\\", "/").rstrip("/").rpartition("/")[2])

@@ -20,7 +20,7 @@ from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
-from completion_ls.daemon.statistics import Served, Statistics
+from completion_ls.daemon.statistics import Served, Statistics, of_engine
 from completion_ls.daemon.weighing import Weighing, lane_of, weigh
 from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
@@ -426,23 +426,12 @@ class Worker(threading.Thread):
             log.warning("work aside failed: %s", type(error).__name__)
 
     def _figures(self, loaded: Loaded) -> dict[str, Any]:
-        engine = loaded.engine.stats()
         return {
             "model": loaded.name,
             "engine": self._config.engine.kind,
             "max_context": loaded.engine.max_context,
             "fim_format": loaded.prompts.format_name,
-            "jobs_active": engine.jobs_active,
-            "passes": engine.passes,
-            "prompt_tokens_reused": engine.prompt_tokens_reused,
-            "prompt_tokens_computed": engine.prompt_tokens_computed,
-            "tokens_generated": engine.tokens_generated,
-            "sequences_cached": engine.sequences_cached,
-            "kv_bytes": engine.kv_bytes,
-            "kv_bytes_limit": engine.kv_bytes_limit,
-            "weight_bytes": engine.weight_bytes,
-            "draft_tokens_checked": engine.draft_tokens_checked,
-            "draft_tokens_accepted": engine.draft_tokens_accepted,
+            **of_engine(loaded.engine.stats(), self._config.draft),
             **self.statistics.figures(),
             **self._aside.figures(),
         }

@@ -7,6 +7,7 @@ One thread steps an engine and nothing else touches it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
@@ -139,6 +140,14 @@ class DraftSource:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneJobs:
+    """Jobs on one lane now: those that wait for their first step, and those that have begun."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Totals since the engine was loaded; sizes in bytes."""
 
@@ -153,6 +162,14 @@ class EngineStats:
     weight_bytes: int
     drafting: tuple[DraftSource, ...]
     """The sources that its settings allow."""
+    lanes: Mapping[Lane, LaneJobs]
+    """All of them, also those without jobs."""
+    kv_by_document: Mapping[str, int]
+    """Bytes of `kv_bytes` by the document (`Job.document`) of the job that used them last."""
+    card_bytes: int | None = None
+    """What is in use of the card's memory, by whoever; None where there is no card, ..."""
+    card_bytes_limit: int | None = None
+    """... and all that it has."""
 
     @property
     def draft_tokens_checked(self) -> int:

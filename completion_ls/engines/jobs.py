@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from completion_ls.decode.covering import Covered
-from completion_ls.engines.contract import Event, Finish, Job, Lane, Other
+from completion_ls.engines.contract import Event, Finish, Job, Lane, LaneJobs, Other
 from completion_ls.engines.drafts import JobDrafts
 
 
@@ -106,6 +107,12 @@ def next_job(jobs: dict[int, R]) -> R:
     first = inside[0]
     jobs[first.job.id] = jobs.pop(first.job.id)
     return first
+
+
+def count_by_lane(jobs: Iterable[tuple[Lane, bool]]) -> dict[Lane, LaneJobs]:
+    """Jobs by their lanes, from the lane of each and whether it has begun."""
+    found = list(jobs)
+    return {lane: LaneJobs(found.count((lane, False)), found.count((lane, True))) for lane in Lane}
 
 
 def check_job(job: Job, max_context: int, vocabulary: int, *, has_tokenizer: bool) -> None:

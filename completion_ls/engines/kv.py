@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -47,6 +48,13 @@ class KvCache:
     def count(self) -> int:
         """How many sequences there are, in use or idle."""
         return len(self._sequences)
+
+    def bytes_by_document(self) -> dict[str, int]:
+        """Bytes of the sequences by the document that they were used for last."""
+        found = Counter[str]()
+        for sequence in self._sequences:
+            found[sequence.document] += sequence.nbytes
+        return dict(found)
 
     def acquire(
         self, prompt: Sequence[int], room: int, *, fresh: bool = False, spare: bool = False

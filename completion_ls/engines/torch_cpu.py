@@ -27,7 +27,7 @@ from completion_ls.engines.contract import (
 )
 from completion_ls.engines.draft_model import DraftModel
 from completion_ls.engines.drafts import Drafts
-from completion_ls.engines.jobs import RunningJob, check_job, next_job
+from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane, next_job
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
@@ -213,6 +213,8 @@ class TorchCpuEngine:
             kv_bytes_limit=self._cache.limit_bytes,
             weight_bytes=self._model.nbytes,
             drafting=self._drafts.figures if self._drafts else (),
+            lanes=count_by_lane((one.lane, one.kv is not None) for one in self._jobs.values()),
+            kv_by_document=self._cache.bytes_by_document(),
         )
 
     def close(self) -> None:
@@ -235,6 +237,7 @@ class TorchCpuEngine:
             if kv is None:
                 return running.event(finish=Finish.NO_ROOM)
             running.kv = kv
+            kv.document = running.job.document
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
                 kv.straighten(TreePath(base - 1, ()))

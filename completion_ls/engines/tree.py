@@ -98,6 +98,8 @@ class KvSequence:
     cheap to lose."""
     in_use: bool = False
     last_used: int = 0
+    document: str = ""
+    """That of the last job, for figures."""
     _follows: list[int] = field(default_factory=list)
     """For the slots behind the line, the slot that each follows."""
     _branches: dict[Node, int] = field(default_factory=dict)

@@ -195,6 +195,29 @@ async def test_it_leaves_when_nobody_has_been_there_for_a_while(tiny_folder: Pat
     assert not Endpoint.of(config).socket_file.exists()
 
 
+async def test_who_only_looks_at_the_status_does_not_keep_it(tiny_folder: Path) -> None:
+    config = configured(tiny_folder, idle_exit_s=2)
+    connection = await running(config)
+    pid = connection.welcome.pid
+    connection.close()
+    endpoint = Endpoint.of(config)
+
+    async def has_left() -> bool:
+        try:
+            looking = await Connection.open(endpoint)
+        except NoDaemon:
+            return True
+        looking.send(GetStatus())
+        while not isinstance(await looking.receive(), Status | None):
+            pass
+        looking.close()
+        return False
+
+    while not await has_left():
+        await asyncio.sleep(0.05)
+    await until(lambda: not alive(pid))
+
+
 def alive(pid: int) -> bool:
     # The daemon is our child here, so it must be reaped to be gone.
     try:

@@ -35,7 +35,7 @@ class Running:
     def submit(self, prefix: str, **more: Any) -> int:
         self.last += 1
         wanted = {"prompt_tokens": 256, "max_tokens": 4, "suffix": ""} | more
-        request = Complete(id=self.last, document="a", prefix=prefix, **wanted)
+        request = Complete(id=self.last, prefix=prefix, **{"document": "a"} | wanted)
         self.worker.submit("peer", request)
         return self.last
 
@@ -141,3 +141,25 @@ def test_other_files_are_a_part_of_the_prompt(running: Running) -> None:
     alone = prompt_tokens()
     assert prompt_tokens(repository="work", path="a.py", files=files) > alone + 10
     assert prompt_tokens(repository="work", path="a.py") == alone
+
+
+def test_kv_is_told_by_document(running: Running) -> None:
+    running.end_of(running.submit("".join(LINES[:30]), document="file:///work/one.py"))
+    running.end_of(running.submit("def other():\n    ", document="file:///work/two.py"))
+    figures = running.idle()
+    used = {one["document"]: one["bytes"] for one in figures["kv_by_document"]}
+    assert used.keys() == {"one.py", "two.py"}
+    assert sum(used.values()) == figures["kv_bytes"]
+    assert used["one.py"] > used["two.py"] > 0
+
+
+def test_jobs_are_told_by_lane(running: Running) -> None:
+    running.submit("x = ", max_tokens=3000)
+    running.submit("y = ", lane="background")
+    lanes = running.figures()["jobs_by_lane"]
+    assert lanes["background"] == {"waiting": 1, "running": 0}
+    assert sum(lanes["key"].values()) == 1
+    assert lanes["manual"] == {"waiting": 0, "running": 0}
+    running.worker.cancel("peer", 1)
+    running.worker.cancel("peer", 2)
+    assert not any(running.idle()["jobs_by_lane"]["background"].values())

@@ -313,3 +313,21 @@ def test_a_draft_model_that_costs_more_than_it_gains_is_turned_off(
     before = clock.now
     assert run(engine, job(text[:300], 10)).tokens == expected[:10]
     assert clock.now == before + 10  # a pass for each token, and no guess
+
+
+def test_pages_are_told_by_document(load: Callable, text: list[int]) -> None:
+    engine = load("model")
+    run(engine, job(text[:600], 4, document="one"))
+    run(engine, job(text[700:900], 4, document="two"))
+    one = job(text[1000:1100], 4, document="three")
+    engine.add(one)
+    assert engine.stats().lanes[Lane.KEY].waiting == 1
+    engine.step()
+    stats = engine.stats()
+    assert (stats.lanes[Lane.KEY].waiting, stats.lanes[Lane.KEY].running) == (0, 1)
+    page = stats.kv_bytes_limit // PAGES
+    assert stats.kv_by_document == {"one": 3 * page, "two": page, "three": page}
+    assert sum(stats.kv_by_document.values()) == stats.kv_bytes
+    assert stats.card_bytes is None  # reference kernels, on the CPU
+    run(engine, job(text[:300], 4, document="copy"))
+    assert engine.stats().kv_by_document["copy"] == 2 * page

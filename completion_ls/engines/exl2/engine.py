@@ -26,7 +26,7 @@ from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.generator import PagedDraft, PagedGenerator, PagedJob
 from completion_ls.engines.exl2.widths import OFFERED
-from completion_ls.engines.jobs import RunningJob, check_job, next_job
+from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane, next_job
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +159,8 @@ class Exl2Engine:
     def stats(self) -> EngineStats:
         """Totals so far."""
         generator = self._generator
+        page_bytes = generator.kv_bytes // generator.max_pages
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (None, None)
         return EngineStats(
             passes=self._passes,
             prompt_tokens_reused=self._reused,
@@ -166,10 +168,17 @@ class Exl2Engine:
             tokens_generated=self._generated,
             jobs_active=len(self._jobs),
             sequences_cached=generator.pages_used,
-            kv_bytes=generator.kv_bytes * generator.pages_used // generator.max_pages,
+            kv_bytes=page_bytes * generator.pages_used,
             kv_bytes_limit=generator.kv_bytes,
             weight_bytes=generator.weight_bytes,
             drafting=self._drafts.figures if self._drafts else (),
+            lanes=count_by_lane((one.lane, one.work is not None) for one in self._jobs.values()),
+            kv_by_document={
+                document: page_bytes * pages
+                for document, pages in generator.pages_by_document().items()
+            },
+            card_bytes=None if total is None or free is None else total - free,
+            card_bytes_limit=total,
         )
 
     def close(self) -> None:
@@ -213,9 +222,8 @@ class Exl2Engine:
     def _take_pages(self, running: _Running) -> PagedJob | None:
         job = running.job
         room = job.max_new_tokens + (len(job.unfinished.text) if job.unfinished else 0)
-        work = self._generator.begin(
-            running.text, max(0, room - len(running.output)), fresh=job.fresh
-        )
+        left = max(0, room - len(running.output))
+        work = self._generator.begin(running.text, left, fresh=job.fresh, document=job.document)
         if work:
             self._count(running, reused=work.reused)
         return work

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -48,6 +49,8 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Where the draft model reads prompts, if not where the target does."""
         self.visits: list[int] = []
         """By page: which job, counted from 1, used it last; 0 if it is not worth saving."""
+        self.documents: list[str] = []
+        """By page: whose text used it last."""
         self.visit = 0
         super().__init__(*arguments, **more)
 
@@ -55,6 +58,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Forget all keys and values."""
         super().reset_page_table()
         self.visits = [0] * self.max_pages
+        self.documents = [""] * self.max_pages
         self.tier.clear()
 
     @property
@@ -67,6 +71,12 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Pages with keys and values in them."""
         return sum(page.kv_position > 0 for page in self.all_pages)
 
+    def pages_by_document(self) -> dict[str, int]:
+        """How many of these each document's text used last."""
+        return dict(
+            Counter(self.documents[page.page_index] for page in self.all_pages if page.kv_position)
+        )
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of the caches of both models."""
@@ -78,9 +88,11 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         models = [self.model, self.draft_model] if self.draft_model else [self.model]
         return sum(module.weight_footprint() for model in models for module in model.modules)
 
-    def begin(self, prompt: Sequence[int], room: int, *, fresh: bool = False) -> PagedJob | None:
-        """A job whose text is `prompt`, with pages for `room` tokens behind it. A `fresh` one finds
-        nothing of what is in the cache. None where too few pages are free."""
+    def begin(
+        self, prompt: Sequence[int], room: int, *, fresh: bool = False, document: str = ""
+    ) -> PagedJob | None:
+        """A job whose text is `prompt`, of a `document`, with pages for `room` tokens behind it. A
+        `fresh` one finds nothing of what is in the cache. None where too few pages are free."""
         job = PagedJob(torch.tensor([prompt]), max_new_tokens=room + OFFERED)
         job.prepare_for_queue(self, self.job_serial)
         self.job_serial += 1
@@ -99,6 +111,8 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         given = sum(one not in there for one in job.all_unique_hashes)
         self._save(self._oldest(given + job.sequences[0].new_unique_pages))
         job.allocate_pages()
+        job.document = document
+        self._note_document(job)
         job.guessed_to = job.position
         self.active_jobs.append(job)
         try:
@@ -123,6 +137,7 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
                 _log.warning("the draft model failed: %s", type(error).__name__)
                 job.lose(job.guessed_to)
         pages = job.own_pages
+        self._note_document(job)  # it may have other pages than at first
         # The library gives pages that were not written to back to their old text. Where that has
         # another page by now, it would take this one for the first page of a text.
         there = self.referenced_pages.keys() | self.unreferenced_pages.keys()
@@ -326,6 +341,10 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
                     found, most = page, common
         return found, most
 
+    def _note_document(self, job: PagedJob) -> None:
+        for page in job.own_pages:
+            self.documents[page.page_index] = job.document
+
     def _note_use(self, pages: Sequence[Any], visit: int) -> None:
         """Note that these pages, one text's, were used. Partial ones of earlier versions of it that
         are not worth their places are given first, and not saved."""
@@ -352,6 +371,7 @@ class PagedJob(ExLlamaV2DynamicJob):  # type: ignore[misc]
     is_fresh = False
     visit = 0
     """Jobs are counted from 1."""
+    document = ""
     guessed_to = 0
     """Tokens of the text whose keys and values the draft model has, too."""
 
