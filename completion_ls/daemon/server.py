@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -38,8 +39,12 @@ from completion_ls.wire.messages import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from completion_ls.daemon.metrics import Metrics
+
 log = logging.getLogger(__name__)
 
+FIGURES_TIMEOUT_S = 5.0
 LEAVING_S = 5.0
 START_GRACE_S = 10.0
 ENDPOINT_CHECK_S = 3.0
@@ -87,6 +92,7 @@ class Daemon:
         self._ids = itertools.count(1)
         self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
         self._failure = ""
+        self._metrics: Metrics | None = None
         self._started = time.time()
 
     @property
@@ -112,7 +118,9 @@ class Daemon:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._worker = Worker(self._config, self._publish)
         self._server = await self._listen()
-        watching = asyncio.create_task(self._watch_endpoint())
+        tasks = [asyncio.create_task(self._watch_endpoint())]
+        if port := self._config.daemon.metrics_port:
+            tasks.append(asyncio.create_task(self._serve_metrics(port)))
         try:
             self._worker.start()
             # Whoever started us needs a moment to connect.
@@ -120,7 +128,8 @@ class Daemon:
             self._watch_idleness()
             await self._stopping.wait()
         finally:
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
             if self._is_ours():
                 self._endpoint.remove()
             self._server.close()
@@ -130,6 +139,8 @@ class Daemon:
             await asyncio.gather(*(peer.hang_up() for peer in self._peers.values()))
             # Loading cannot be interrupted; the thread is a daemon thread and dies with us.
             await asyncio.to_thread(self._worker.join, 1.0)
+            if self._metrics:
+                await asyncio.to_thread(self._metrics.close)  # the next daemon wants the port
             life.release()
         log.info("left")
 
@@ -243,24 +254,53 @@ class Daemon:
                 case AnsweredWithoutPass():
                     self._worker.statistics.without_pass += 1
                 case GetStatus():
-                    self._answer_status(peer)
+                    self._ask_for_figures(lambda figures: peer.send(Status(figures=figures)))
                 case Stop():
                     self._stopping.set()
                 case Hello():
                     peer.send(Error(code="bad_message", text="There was a hello already."))
 
-    def _answer_status(self, peer: Peer) -> None:
+    def _ask_for_figures(self, answer: Callable[[dict[str, Any]], None]) -> None:
+        """Have `answer` called with what there is to say of the daemon and the engine."""
         figures = self._own_figures()
         if isinstance(self._state, Loading):
-            figures["loading"] = self._state.text
-            peer.send(Status(figures=figures))
+            answer(figures | {"loading": self._state.text})
             return
 
-        def answer(of_engine: dict[str, Any]) -> None:
-            message = Status(figures=figures | of_engine)
-            self._loop.call_soon_threadsafe(peer.send, message)
+        def with_engine(of_engine: dict[str, Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+                self._loop.call_soon_threadsafe(answer, figures | of_engine)
 
-        self._worker.snapshot(answer)
+        self._worker.snapshot(with_engine)
+
+    async def _serve_metrics(self, port: int) -> None:
+        try:
+            # It is imported there, too, which takes a moment.
+            self._metrics = await asyncio.to_thread(self._start_metrics, port)
+        except ImportError:
+            log.warning(
+                "daemon.metrics_port is %d, but prometheus-client is not installed, so there are no "
+                "metrics. `pip install prometheus-client` installs it; 0 turns metrics off.",
+                port,
+            )
+        except OSError as error:
+            log.warning(
+                "daemon.metrics_port: port %d cannot be had (%s), so this daemon has no metrics. "
+                "Another daemon may have it: give one of them another port.",
+                port,
+                error.strerror or error,
+            )
+
+    def _start_metrics(self, port: int) -> Metrics:
+        from completion_ls.daemon.metrics import Metrics
+
+        return Metrics(port, self._figures_for_a_thread)
+
+    def _figures_for_a_thread(self) -> dict[str, Any]:
+        """The figures; to be called on neither the loop's thread nor the engine's. Raises TimeoutError."""
+        found = Future[dict[str, Any]]()
+        self._loop.call_soon_threadsafe(self._ask_for_figures, found.set_result)
+        return found.result(FIGURES_TIMEOUT_S)
 
     def _own_figures(self) -> dict[str, Any]:
         process = psutil.Process()

@@ -34,7 +34,8 @@ export const KEYS: readonly string[] = [
   "server.log_level",
   "daemon.idle_exit_s",
   "daemon.transport",
-  "daemon.audit"
+  "daemon.audit",
+  "daemon.metrics_port"
 ];
 
 export const RESTRICTED: ReadonlySet<string> = new Set([
@@ -55,5 +56,6 @@ export const RESTRICTED: ReadonlySet<string> = new Set([
   "draft.max_tokens",
   "daemon.idle_exit_s",
   "daemon.transport",
-  "daemon.audit"
+  "daemon.audit",
+  "daemon.metrics_port"
 ]);
