@@ -78,10 +78,10 @@ class Machine:
 ENOUGH = FIRST_REST + ROUNDS * 2 * (DRAFTED + PLAIN)
 
 
-@pytest.mark.parametrize("noise", [quiet, other_work, Bursts()])
-def test_a_draft_that_costs_more_than_it_gains_is_turned_off(noise: Noise) -> None:
+@pytest.mark.parametrize("noises", [lambda: quiet, lambda: other_work, Bursts])
+def test_a_draft_that_costs_more_than_it_gains_is_turned_off(noises: Callable[[], Noise]) -> None:
     # Two tokens a pass, for the time of three and a half passes.
-    machine = Machine(DraftWorth(), cost=3.5, right=0.5, noise=noise).run(ENOUGH)
+    machine = Machine(DraftWorth(), cost=3.5, right=0.5, noise=noises()).run(ENOUGH)
     assert machine.worth.is_off
     assert machine.turned_off == 1
     rates = machine.worth.rates
@@ -95,18 +95,18 @@ def test_the_rates_are_those_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("noise", [quiet, other_work, Bursts()])
-def test_a_draft_that_pays_is_never_turned_off(noise: Noise, seed: int) -> None:
-    machine = Machine(DraftWorth(), cost=1.3, right=0.6, noise=noise, seed=seed).run(60_000)
+@pytest.mark.parametrize("noises", [lambda: quiet, lambda: other_work, Bursts])
+def test_a_draft_that_pays_is_never_turned_off(noises: Callable[[], Noise], seed: int) -> None:
+    machine = Machine(DraftWorth(), cost=1.3, right=0.6, noise=noises(), seed=seed).run(60_000)
     assert machine.turned_off == 0
     assert not machine.worth.is_off
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("noise", [other_work, Bursts()])
-def test_noise_alone_does_not_turn_it_off(noise: Noise, seed: int) -> None:
+@pytest.mark.parametrize("noises", [lambda: other_work, Bursts])
+def test_noise_alone_does_not_turn_it_off(noises: Callable[[], Noise], seed: int) -> None:
     """A draft that neither costs nor gains."""
-    machine = Machine(DraftWorth(), cost=1.0, right=0.0, noise=noise, seed=seed).run(60_000)
+    machine = Machine(DraftWorth(), cost=1.0, right=0.0, noise=noises(), seed=seed).run(60_000)
     assert machine.turned_off == 0
 
 
