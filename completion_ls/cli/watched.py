@@ -80,7 +80,9 @@ def _line(one: Watched, now: float) -> str:
         return f"{_name(one)}: {gone}"
     if "loading" in one.figures:
         return f"{_name(one)}: {one.figures['loading']}"
-    return f"{_name(one)}: " + "; ".join(text for _, text in _rows(one.figures) if text)
+    return f"{_name(one)}: " + "; ".join(
+        f"{name} {text}".strip() for name, text in _rows(one.figures)
+    )
 
 
 def _name(one: Watched) -> str:

@@ -100,7 +100,7 @@ def test_every_figure_is_there_in_eighty_columns() -> None:
     ):
         assert wanted in said
     (line,) = watched.lines(0)
-    assert line.startswith("a-model: p50 12 ms") and "\n" not in line
+    assert line.startswith("a-model: first token p50 12 ms") and "\n" not in line
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
