@@ -9,22 +9,30 @@ from collections.abc import Callable
 
 from completion_ls.bench.child import Json, serve
 from completion_ls.daemon.load import calm_openmp, load
-from completion_ls.engines.contract import Engine, Job
+from completion_ls.engines.contract import Engine, Job, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
 
 COPIES = 5
+GREEDY = Sampling()
 _ids = itertools.count(1)
 
 
-def generate(engine: Engine, prompt: tuple[int, ...], tokens: int) -> Json:
-    """Greedy, as an engine that was just loaded would, to exactly so many tokens. `first_s` is the
+def generate(
+    engine: Engine,
+    prompt: tuple[int, ...],
+    tokens: int,
+    sampling: Sampling = GREEDY,
+    *,
+    fresh: bool = True,
+) -> Json:
+    """To exactly so many tokens; a `fresh` one as an engine that was just loaded would. `first_s` is the
     time of all steps up to the first token, `first` how many tokens came with it, `steps_s` the
     times of the steps after, in `rest_passes`."""
     produced = list[int]()
     passes = 0
     first, first_s, steps_s = 0, 0.0, []
     begin = time.perf_counter()
-    engine.add(Job(next(_ids), prompt, tokens, fresh=True))
+    engine.add(Job(next(_ids), prompt, tokens, sampling=sampling, fresh=fresh))
     finished = False
     while not finished:
         for event in engine.step():

@@ -104,6 +104,7 @@ class Drafts:
 
     def __init__(self, cost: PassCost, *, lookup: bool, model: Guesser | None, most: int) -> None:
         """`cost` is measured; at most `most` tokens are guessed for one pass."""
+        self.cost = cost
         self._length = DraftLength(cost)
         self._sources = {LOOKUP: Source(LOOKUP)} if lookup else {}
         if model:
@@ -113,6 +114,11 @@ class Drafts:
         self._model = model
         self._most = min(most, MOST)
         self._failures = 0
+
+    @property
+    def model(self) -> Guesser | None:
+        """The draft model, unless there is none or it was given up."""
+        return self._model
 
     @property
     def figures(self) -> tuple[DraftSource, ...]:

@@ -80,8 +80,9 @@ class TorchCpuEngine:
         vocabulary: Vocabulary | None,
         drafts: Drafts | None = None,
     ) -> None:
-        self._model = model
-        self._drafts = drafts
+        self.model = model
+        self.drafts = drafts
+        """May be exchanged while there are no jobs."""
         self._vocabulary = vocabulary
         self._chunk = settings.prefill_chunk
         self._max_context = max_context
@@ -140,7 +141,7 @@ class TorchCpuEngine:
     @property
     def is_compiled(self) -> bool:
         """Whether passes run on compiled code, as fast as they can."""
-        return self._model.is_compiled
+        return self.model.is_compiled
 
     @property
     def max_context(self) -> int:
@@ -158,7 +159,7 @@ class TorchCpuEngine:
         if job.id in self._jobs:
             raise ValueError(f"A job with the id {job.id} is still running; give each its own id.")
         has_tokenizer = self._vocabulary is not None
-        check_job(job, self._max_context, self._model.shape.vocabulary, has_tokenizer=has_tokenizer)
+        check_job(job, self._max_context, self.model.shape.vocabulary, has_tokenizer=has_tokenizer)
         self._jobs[job.id] = _Running(job, job.lane)
 
     def cancel(self, job_id: int) -> None:
@@ -211,8 +212,8 @@ class TorchCpuEngine:
             sequences_cached=self._cache.count,
             kv_bytes=self._cache.nbytes,
             kv_bytes_limit=self._cache.limit_bytes,
-            weight_bytes=self._model.nbytes,
-            drafting=self._drafts.figures if self._drafts else (),
+            weight_bytes=self.model.nbytes,
+            drafting=self.drafts.figures if self.drafts else (),
             lanes=count_by_lane((one.lane, one.kv is not None) for one in self._jobs.values()),
             kv_by_document=self._cache.bytes_by_document(),
         )
@@ -251,8 +252,8 @@ class TorchCpuEngine:
         if kv.line < base:
             return running.event()
         running.tip = base - 1
-        if self._drafts and running.job.max_new_tokens > max(1, len(running.job.given)):
-            running.drafts = self._drafts.of(running.job, prompt[:base])
+        if self.drafts and running.job.max_new_tokens > max(1, len(running.job.given)):
+            running.drafts = self.drafts.of(running.job, prompt[:base])
         if running.job.unfinished:
             return self._cover(running, kv, running.job.unfinished)
         return self._produce(running, kv.rows[base - 1])
@@ -418,7 +419,7 @@ class TorchCpuEngine:
         view: View | None = None,
     ) -> torch.Tensor:
         self._passes += 1
-        return self._model.forward(tokens, kv, logits_of, view)
+        return self.model.forward(tokens, kv, logits_of, view)
 
     def _produce(self, running: _Running, logits: torch.Tensor) -> Event:
         job = running.job

@@ -687,7 +687,7 @@ def test_no_history_of_an_engine_changes_an_answer(
         patch.setenv("COMPLETION_LS_CACHE_DIR", str(cache_of(tmp_path_factory)))
         engine = load_engine(words.folder, weights=kind, prefill_chunk=50)
         fresh = load_engine(words.folder, weights=kind, prefill_chunk=128)
-    assert isinstance(engine, TorchCpuEngine) and engine._model.is_compiled
+    assert isinstance(engine, TorchCpuEngine) and engine.model.is_compiled
     jobs: dict[int, Job] = {}
     events: list[Event] = []
     cancelled: set[int] = set()

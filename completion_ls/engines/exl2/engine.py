@@ -68,7 +68,8 @@ class Exl2Engine:
         self._generator = generator
         self._guesser = guesser
         self._vocabulary = vocabulary
-        self._drafts = drafts
+        self.drafts = drafts
+        """May be exchanged while there are no jobs."""
         self._chunk = chunk
         self._max_context: int = min(max_context, generator.max_total_tokens - OFFERED - MOST_WORD)
         self._jobs: dict[int, _Running] = {}
@@ -171,7 +172,7 @@ class Exl2Engine:
             kv_bytes=page_bytes * generator.pages_used,
             kv_bytes_limit=generator.kv_bytes,
             weight_bytes=generator.weight_bytes,
-            drafting=self._drafts.figures if self._drafts else (),
+            drafting=self.drafts.figures if self.drafts else (),
             lanes=count_by_lane((one.lane, one.work is not None) for one in self._jobs.values()),
             kv_by_document={
                 document: page_bytes * pages
@@ -269,8 +270,8 @@ class Exl2Engine:
                 return running.event()
         if running.prefilled:
             return self._decode(running, work)
-        if self._drafts and job.max_new_tokens > max(1, len(job.given)):
-            running.drafts = self._drafts.of(job, job.prompt[:base])
+        if self.drafts and job.max_new_tokens > max(1, len(job.given)):
+            running.drafts = self.drafts.of(job, job.prompt[:base])
         if job.unfinished:
             return self._cover(running, work, job.unfinished)
         self._count(running, 1)

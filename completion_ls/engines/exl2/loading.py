@@ -299,11 +299,15 @@ def _generator(
             models.append(_model(one, settings, tell))
         small: dict[str, Any] = {}
         if draft_folder:
-            cache = _cache(models[1], DRAFT_CACHE, settings.context)
-            small = {"draft_model": models[1], "draft_cache": cache, "num_draft_tokens": DRAFTED}
+            small_cache = cache(models[1], DRAFT_CACHE, settings.context)
+            small = {
+                "draft_model": models[1],
+                "draft_cache": small_cache,
+                "num_draft_tokens": DRAFTED,
+            }
         generator = PagedGenerator(
             models[0],
-            _cache(models[0], settings.kv_cache, settings.context),
+            cache(models[0], settings.kv_cache, settings.context),
             exllamav2.ExLlamaV2Tokenizer(models[0].config),
             max_batch_size=1,  # by default it reserves room for the logits of many
             max_q_size=OFFERED,
@@ -338,7 +342,8 @@ def _model(folder: Path, settings: EngineSettings, tell: Callable[[int, int], No
     return model
 
 
-def _cache(model: Any, kind: CacheType, tokens: int) -> Any:
+def cache(model: Any, kind: CacheType, tokens: int) -> Any:
+    """The library's cache of a kind, for so many tokens of a model's."""
     import exllamav2
 
     return getattr(exllamav2, CACHES[kind])(model, max_seq_len=tokens)
