@@ -121,12 +121,7 @@ async def measure(settings: Settings, *, force: bool, say: Callable[[str], None]
     """Measure the engine of these settings; `say` hears what is being done. Raises Busy, unless forced,
     EngineFailed, models.ModelError and ValueError, all sentences."""
     say("looking at the machine")
-    before, average = await busy_processors(), load_average()
-    if before > MOST_BUSY and not force:
-        raise Busy(
-            f"Other work keeps {before:.1f} processors busy, so the figures would say little. Wait "
-            "until it is done, or add --force."
-        )
+    before, average = await checked_busy(force), load_average()
     say("preparing the model")
     model = await asyncio.to_thread(local.prepare, settings.model.name)
     tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
@@ -160,6 +155,17 @@ def prose_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
             f"{PEAK.context}."
         )
     return tuple(ids[: PEAK.context])
+
+
+async def checked_busy(force: bool) -> float:
+    """As `busy_processors`. Raises Busy where they are too many, unless forced."""
+    busy = await busy_processors()
+    if busy > MOST_BUSY and not force:
+        raise Busy(
+            f"Other work keeps {busy:.1f} processors busy, so the figures would say little. Wait "
+            "until it is done, or add --force."
+        )
+    return busy
 
 
 async def busy_processors() -> float:

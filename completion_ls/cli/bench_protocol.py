@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from completion_ls.bench.protocol import ROUNDS, TOKENS, Busy, Report, Result, measure
+from completion_ls.bench.protocol import MOST_BUSY, ROUNDS, TOKENS, Busy, Report, Result, measure
 from completion_ls.cli.bench import MissingExtra, need, saying
 from completion_ls.config.sources import SettingsError, resolve_strict
 from completion_ls.models.errors import ModelError
@@ -72,11 +72,16 @@ def notes(report: Report) -> Iterator[str]:
             f"{result.case.name} has {result.context:,} tokens of context and not "
             f"{result.case.context:,}: more the engine does not hold."
         )
-    before, after = report.busy
+    yield from busy_notes(report.busy, report.forced)
+
+
+def busy_notes(busy: tuple[float, float], forced: bool) -> Iterator[str]:
+    """What other work the machine had before and after, and whether that spoils the figures."""
+    before, after = busy
     yield f"Processors at other work: {before:.2f} before, {after:.2f} after."
-    if report.forced:
+    if forced:
         yield "Measured although other work loaded the machine (--force): compare nothing with this."
-    elif report.is_loaded:
+    elif max(busy) > MOST_BUSY:
         yield "Other work came up meanwhile: measure again before you compare."
 
 
