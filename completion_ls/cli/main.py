@@ -102,6 +102,10 @@ def _run(options: argparse.Namespace) -> int:
                     from completion_ls.cli import bench_protocol
 
                     return bench_protocol.run(options)
+                case "sweep":
+                    from completion_ls.cli import bench_sweep
+
+                    return bench_sweep.run(options)
                 case "infill":
                     from completion_ls.cli import bench_infill
 
@@ -269,6 +273,21 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print all rounds as JSON")
     form.add_argument("--markdown", action="store_true", help="print a table of Markdown")
     protocol.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
+    text = "what drafts, their length and other choices do to the engine's speed, row by row"
+    sweep = bench.add_parser("sweep", help=text, description=text)
+    sweep.add_argument(
+        "--ladder", action="store_true", help="also from float32 to the best, stage by stage"
+    )
+    sweep.add_argument(
+        "--rounds", type=_rounds, default=3, metavar="N", help="how often each is measured (3)"
+    )
+    sweep.add_argument(
+        "--force", action="store_true", help="measure although other work loads the machine"
+    )
+    form = sweep.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all rounds as JSON")
+    form.add_argument("--markdown", action="store_true", help="print tables of Markdown")
+    sweep.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
     text = "perplexity of each form of the weights, on code"
     bench.add_parser("quality", help=text, description=text)
     text = "how often a draft is right, by how it is drawn; the draft is the model's first layers"
