@@ -135,12 +135,18 @@ def offer(
         lines = _whole(lines, typed, finished)
     count = len(lines)
     lines = without_loop(lines, finished)
-    lines = _without_below(lines, typed, next_line, finished)
+    # Where the unfinished line was taken away, the last one is whole.
+    lines = _without_below(lines, typed, next_line, finished, whole=unfinished and finished)
     lines = _without_far_below(lines, typed, lines_below, before, after, finished)
     if unfinished and not finished and len(lines) == count:
         lines = _whole(lines, typed, finished)
-    if lines and _has_body(lines[0], next_line, _style_around(before, after).unit):
+    unit = _style_around(before, after).unit
+    if lines and _has_body(lines[0], next_line, unit):
         lines = lines[:1]
+    # What opens a block is of use with its body only. A first line may stand alone: the user goes on.
+    first = 1 + (bool(lines) and not lines[0][len(typed) :].strip())
+    while len(lines) > first and _hangs(lines[-1], next_line, unit):
+        lines = lines[:-1]
     text = "\n".join(lines)[len(typed) :].rstrip()
     offered = _fitted(text, typed, rest, finished)
     if not offered.text.strip() or _doubles_line(offered, typed, rest, next_line, finished):
@@ -440,6 +446,11 @@ def _last_line(text: str) -> str:
 # What is taken away
 
 
+def _hangs(line: str, next_line: str, unit: int) -> bool:
+    """Whether a line says nothing, or opens a block that has no body yet."""
+    return not line.strip() or (_opens(line) and not _has_body(line, next_line, unit))
+
+
 def _has_body(line: str, next_line: str, tab: int) -> bool:
     """Whether a line opens a block whose body stands below it already."""
     deep, deeper = (_columns(_blanks(one), tab) for one in (line, next_line))
@@ -490,8 +501,11 @@ def _without_far_below(
     return without_far_below(lines, first, block, before, finished) if block else lines
 
 
-def _without_below(lines: list[str], typed: str, below: str, finished: bool) -> list[str]:
-    """Up to where the lines repeat the next line below, also where the last one may be about to.
+def _without_below(
+    lines: list[str], typed: str, below: str, finished: bool, *, whole: bool
+) -> list[str]:
+    """Up to where the lines repeat the next line below, also where the last one, if it need not be
+    `whole`, may be about to.
 
     A closer that ends a block of the offered lines themselves is no repetition. The cursor's own
     line, when it is the last, is left to `_doubles_line`.
@@ -502,7 +516,8 @@ def _without_below(lines: list[str], typed: str, below: str, finished: bool) -> 
         last = number == len(lines) - 1
         if number == 0 and (last or len(line) == len(typed)):
             continue
-        repeats = line == below or (last and bool(line) and below.startswith(line))
+        begins = last and not whole and bool(line) and below.startswith(line)
+        repeats = line == below or begins
         if repeats and not _closes_own(lines[:number], typed, line, whole=finished or not last):
             return lines[:number]
     return lines
