@@ -43,7 +43,14 @@ class Generator:
         self.settings = settings
         self._others = others
         self._ways: tuple[Situation, list[Line]] | None = None
+        """The place where lines were weighed last, and these."""
         self.known = Known()
+
+    def change(self, engine: EngineClient, settings: Settings) -> None:
+        """Go on with these; what was found with others is forgotten."""
+        self.engine, self.settings = engine, settings
+        self._ways = None
+        self.known.clear()
 
     def begin(
         self, start: Situation, lane: Lane, draw: int = 0, line: Line | None = None
@@ -106,8 +113,8 @@ class Generator:
             self.known.add(suggestion.start, found, unasked=suggestion.limited(least).offer())
 
     async def ways(self, place: Situation) -> list[Line]:
-        """How the cursor's line may go on, weighed by the text below it, the best first. None where
-        there is no such text, where the model reads it itself, or where it took too long. Raises
+        """How the cursor's line may go on, weighed by the text below it, the best first. There are none
+        without such text, where the model reads it itself, and where it took too long. Raises
         EngineFailed."""
         if not place.after.partition("\n")[2].strip():
             return []

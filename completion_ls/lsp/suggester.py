@@ -52,9 +52,7 @@ class Suggester:
     def change(self, *, engine: EngineClient | None = None, settings: Settings) -> None:
         """Go on with other settings, and another engine where one is given: what there was is
         forgotten, and requests that wait begin again."""
-        self._generator.settings = settings
-        self._generator.engine = engine or self.engine
-        self._known.clear()
+        self._generator.change(engine or self.engine, settings)
         self._alternatives.clear()
         self.end_all()
 

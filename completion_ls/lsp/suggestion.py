@@ -16,6 +16,8 @@ from completion_ls.wire.client import Answer, EngineFailed
 
 Lane = Literal["key", "manual", "background"]
 
+BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -23,9 +25,6 @@ class Line:
 
     text: str
     logprob: float
-
-
-BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
 
 
 @dataclass(slots=True, eq=False)

@@ -152,6 +152,18 @@ async def test_nobody_waits_for_ever(session: Session, monkeypatch: pytest.Monke
     assert text_of(await task) == SECOND
 
 
+async def test_with_other_settings_lines_are_weighed_anew(session: Session) -> None:
+    task = session.ask(by_hand())
+    await settle()
+    weigh(session, BEST)
+    assert text_of(await task) == BEST
+    session.suggester.change(settings=session.suggester._generator.settings)
+    task = session.ask(by_hand())
+    await settle()
+    weigh(session, SECOND)
+    assert text_of(await task) == SECOND
+
+
 async def test_who_gives_up_ends_it_and_a_failure_is_told(session: Session) -> None:
     task = session.ask(by_hand())
     await settle()
