@@ -31,12 +31,12 @@ def weigh(
     budget: int,
     new_id: Callable[[], int],
 ) -> Weighing | None:
-    """The search of a request whose prompt and text below have `budget` tokens; None without text below,
-    and where the model reads it itself."""
+    """The search of a request whose prompt and text below have `budget` tokens, the latter at most half of
+    them; None without text below, and where the model reads it itself."""
     below = text_below(request.suffix)
     if prompts.fim or not below:
         return None
-    tokens = prompts.section(below)
+    tokens = prompts.section(below)[: budget // 2]
     prompt = prompts.build(
         request.prefix,
         request.suffix,  # that it was read before lines are weighed by it was measured to be no harm

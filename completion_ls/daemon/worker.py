@@ -22,7 +22,7 @@ from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics, of_engine
 from completion_ls.daemon.weighing import Weighing, lane_of, weigh
-from completion_ls.engines.contract import Event, Job, JobFailed, Lane, Sampling
+from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
 
@@ -76,6 +76,8 @@ class TextJob:
     reused: int = 0
     computed: int = 0
     weighing: Weighing | None = None
+    """Where lines are asked for that are weighed: `job` is then the one of them under way, and no text
+    is made of its tokens."""
 
     def count(self, event: Event) -> tuple[int, int]:
         """The prompt tokens that were reused and computed since the last event."""
@@ -328,7 +330,7 @@ class Worker(threading.Thread):
             else:
                 job.seconds += seconds / len(events)
                 job.passes += self._passes - passes
-                if job.first_token_ms:
+                if job.first_token_ms and not job.weighing:  # which reads more than it writes
                     figures.decoded += len(event.tokens)
                     figures.decode_s += seconds / len(events)
 
@@ -379,6 +381,10 @@ class Worker(threading.Thread):
         self, loaded: Loaded, job: TextJob, weighing: Weighing, event: Event, now_ms: float
     ) -> None:
         """Go on with the next job of a search, or tell what it has found."""
+        if event.finish is Finish.NO_ROOM:  # without it nobody knows which line is best
+            self._forget(event.job_id)
+            self._send(job.peer, _done(job, event.finish, event, now_ms))
+            return
         try:
             wanted = weighing.ways.send(event)
         except StopIteration as end:

@@ -32,7 +32,7 @@ class Finish(StrEnum):
     LENGTH = "length"
     """`max_new_tokens` were produced."""
     NO_ROOM = "no_room"
-    """Nothing was computed: work ahead of the user would cost the KV of what is being typed."""
+    """It gave way: its KV would cost that of what is being typed, or more urgent work needs the room."""
 
 
 @dataclass(frozen=True, slots=True)

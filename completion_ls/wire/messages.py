@@ -51,7 +51,7 @@ class Complete(Message):
 
     With `ways`, lines are asked for that have been weighed by the text below: each of at most so many
     Chunks is one, without its line end, the best first. There are none where the model reads the text
-    below itself, or where there is none.
+    below itself, where there is none, or where the memory was needed for more urgent work.
     """
 
     type: Literal["complete"] = "complete"

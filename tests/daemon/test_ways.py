@@ -17,6 +17,7 @@ from completion_ls.daemon import ways
 from completion_ls.daemon.ways import Search, Way, text_below
 from completion_ls.daemon.worker import Outgoing, Published, Worker
 from completion_ls.engines.contract import Event, Finish, Job, Other, Unfinished
+from completion_ls.engines.kv import KvCache
 from completion_ls.prompt.build import Prompt
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Error
@@ -233,7 +234,9 @@ def test_each_chunk_is_a_line_and_the_best_comes_first(worker: tuple[Worker, Any
     assert all(line.logprobs[0] <= 0 for line in lines)
     more = ask(worker, 2, BELOW, ways=6)
     assert [line.text for line in more[:3]] == [line.text for line in lines]
-    assert figures(worker)["jobs_active"] == 0
+    told = figures(worker)
+    assert told["jobs_active"] == 0
+    assert told["tokens_per_second"] == 0  # most of these tokens were read, several at once
 
 
 def test_without_text_below_there_are_none(worker: tuple[Worker, Any]) -> None:
@@ -268,3 +271,22 @@ def test_a_prompt_that_fills_the_context_leaves_room_for_the_text_below(
 ) -> None:
     *lines, done = ask(worker, 7, BELOW, prefix="value = add(value)\n" * 400 + "x = ")
     assert isinstance(done, Done) and lines
+
+
+def test_a_long_text_below_leaves_room_for_a_prompt(worker: tuple[Worker, Any]) -> None:
+    *lines, done = ask(worker, 8, "\n" + "}{é§" * ways.CHARACTERS, prompt_tokens=64)
+    assert isinstance(done, Done) and lines
+
+
+def test_where_another_job_needs_the_room_there_are_none(
+    worker: tuple[Worker, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, rooms = KvCache.acquire, iter([True, True, False])
+
+    def scarce(*place: Any, **more: Any) -> Any:
+        return acquire(*place, **more) if next(rooms) else None
+
+    monkeypatch.setattr(KvCache, "acquire", scarce)
+    [done] = ask(worker, 9, BELOW)
+    assert isinstance(done, Done) and done.finish == "no_room"
+    assert figures(worker)["jobs_active"] == 0
