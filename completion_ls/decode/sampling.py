@@ -40,11 +40,11 @@ def choose(
         allowed[[token for token in banned if token < len(logits)]] = -np.inf
     greedy = sampling.temperature <= 0
     token = int(allowed.argmax()) if greedy else _draw(allowed, sampling, position)
-    return token, given(logits, token)
+    return token, logprob_of(logits, token)
 
 
-def given(logits: Floats, token: int) -> float:
-    """The natural-log probability of a token that was not chosen; `logits` is one row, [vocabulary]."""
+def logprob_of(logits: Floats, token: int) -> float:
+    """The natural-log probability of a token; `logits` is one row, [vocabulary]."""
     largest = logits.max()
     total = np.exp(logits - largest).sum(dtype=np.float64)
     return float(logits[token] - largest) - float(np.log(total))
@@ -59,7 +59,7 @@ def others(
     likely = np.argpartition(-logits, few - 1)[:few]
     ranked = (int(token) for token in likely[np.lexsort((likely, -logits[likely]))])
     found = [token for token in ranked if token != chosen and token not in banned][:count]
-    return [(token, given(logits, token)) for token in found]
+    return [(token, logprob_of(logits, token)) for token in found]
 
 
 def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, npt.NDArray[np.float64]]:

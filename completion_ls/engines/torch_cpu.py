@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.config.settings import DraftSettings, EngineSettings
 from completion_ls.decode.covering import Branch, Covering, Floats
-from completion_ls.decode.sampling import choose, given, others
+from completion_ls.decode.sampling import choose, logprob_of, others
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import (
     EngineStats,
@@ -358,7 +358,7 @@ class TorchCpuEngine:
                 for tip, row in zip(kv.branch(nodes), new, strict=True):
                     kv.keep_row(tip, row)
         running.tip = tip
-        logprobs = [given(row.numpy(), token) for row, token in zip(rows, tokens, strict=True)]
+        logprobs = [logprob_of(row.numpy(), token) for row, token in zip(rows, tokens, strict=True)]
         self._note(running, tokens)
         return running.event(tokens, tuple(logprobs), running.full)
 
@@ -426,10 +426,9 @@ class TorchCpuEngine:
         position = running.base + len(running.output)
         banned = running.banned
         place, row = len(running.output), logits.numpy()
-        if running.still_given:
-            token = running.still_given[0]
-            self._note(running, (token,))
-            return running.event((token,), (given(row, token),), running.full)
+        if given := running.still_given:
+            self._note(running, given[:1])
+            return running.event(given[:1], (logprob_of(row, given[0]),), running.full)
         token, logprob = choose(row, job.sampling, position, banned)
         found = others(row, job.others, token, banned) if job.others else ()
         beside = tuple(Other(place, (other,), (chance,)) for other, chance in found)

@@ -35,8 +35,8 @@ class Choices:
                 return token, logprob
         return choose(self._rows[row].cpu().numpy(), self._sampling, position, banned)
 
-    def given(self, row: int, token: int) -> float:
-        """As `given` with that row."""
+    def logprob_of(self, row: int, token: int) -> float:
+        """As `logprob_of` with that row."""
         return float(self._rows[row].log_softmax(-1)[token])
 
     def others(

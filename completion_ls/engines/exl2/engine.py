@@ -340,7 +340,7 @@ class Exl2Engine:
         for row, guess in enumerate([*draft, None]):
             place = len(running.output)
             if given := running.still_given:
-                token, logprob = given[0], choices.given(row, given[0])
+                token, logprob = given[0], choices.logprob_of(row, given[0])
             else:
                 token, logprob = choices.at(row, running.base + place, running.banned)
                 found = choices.others(row, job.others, token, running.banned)
