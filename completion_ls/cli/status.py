@@ -13,11 +13,10 @@ from rich.table import Table
 
 from completion_ls.cli.figures import document_lines, draft_lines, job_lines, mib
 from completion_ls.lsp import count_file
-from completion_ls.wire.connection import Connection, NoDaemon, Refused
+from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import Endpoint
-from completion_ls.wire.messages import GetStatus, Status
+from completion_ls.wire.inquiry import Busy, figures_of
 
-ANSWER_TIMEOUT_S = 5.0
 IN_LINES: dict[str, Callable[[Any], list[str]]] = {
     "jobs_by_lane": job_lines,
     "kv_by_document": document_lines,
@@ -50,23 +49,15 @@ async def collect() -> list[dict[str, Any]]:
 
 
 async def _daemons() -> list[dict[str, Any]]:
-    found = []
-    for endpoint in Endpoint.all():
-        try:
-            connection = await Connection.open(endpoint)
-        except (NoDaemon, Refused):
-            continue
-        connection.send(GetStatus())
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                while message := await connection.receive():
-                    if isinstance(message, Status):
-                        found.append(message.figures)
-                        break
-        except TimeoutError:
-            pass
-        connection.close()
-    return found
+    answers = await asyncio.gather(*map(_figures_of, Endpoint.all()))
+    return [figures for figures in answers if figures]
+
+
+async def _figures_of(endpoint: Endpoint) -> dict[str, Any] | None:
+    try:
+        return await figures_of(endpoint)
+    except (NoDaemon, Refused, Busy):
+        return None
 
 
 def _render(found: list[dict[str, Any]]) -> Group:

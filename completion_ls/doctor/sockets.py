@@ -16,11 +16,10 @@ from filelock import FileLock, Timeout
 from completion_ls.config import paths
 from completion_ls.doctor.lines import Notes
 from completion_ls.models.store import shown
-from completion_ls.wire.connection import Connection, NoDaemon, Refused
+from completion_ls.wire import inquiry
+from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import MAX_SOCKET_PATH, DaemonConfig, Endpoint
-from completion_ls.wire.messages import GetStatus, Status
 
-ANSWER_S = 5.0
 OTHERS = 0o077
 
 
@@ -151,8 +150,8 @@ def _silent(notes: Notes, endpoint: Endpoint) -> None:
     end = f"`kill {pid}`" if pid else "end its process"
     notes.failed(
         endpoint.name,
-        f"A daemon holds {endpoint.life_lock} and does not answer within {ANSWER_S:g} s. If it was not "
-        f"just started, {end}; the next keystroke starts another.",
+        f"A daemon holds {endpoint.life_lock} and does not answer within {inquiry.ANSWER_S:g} s. If it "
+        f"was not just started, {end}; the next keystroke starts another.",
     )
 
 
@@ -189,22 +188,9 @@ async def _ask_all(endpoints: list[Endpoint]) -> list[dict[str, Any] | str]:
 
 async def _ask(endpoint: Endpoint) -> dict[str, Any] | str:
     """A daemon's figures, or a sentence where it has none for us, empty where nothing answers."""
-    connection = None
     try:
-        async with asyncio.timeout(ANSWER_S):
-            connection = await Connection.open(endpoint)
-            connection.send(GetStatus())
-            while message := await connection.receive():
-                if isinstance(message, Status):
-                    return message.figures
-    except TimeoutError:
-        if connection:
-            return f"Process {connection.welcome.pid} is busy: no figures came in {ANSWER_S:g} s."
+        return await inquiry.figures_of(endpoint)
     except NoDaemon:
-        pass
-    except Refused as error:
+        return ""
+    except (Refused, inquiry.Busy) as error:
         return str(error)
-    finally:
-        if connection:
-            connection.close()
-    return ""
