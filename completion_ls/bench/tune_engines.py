@@ -45,15 +45,16 @@ class _Loaded:
 class Engines:
     """Engines in processes of their own, loaded when they are asked; at most `most` at a time."""
 
-    def __init__(self, texts: Sequence[TunePrompt], most: int) -> None:
-        self._texts = texts
+    def __init__(self, most: int) -> None:
+        self.texts: Sequence[TunePrompt] = ()
+        """What is measured: the prompts by their numbers."""
         self._most = most
         self._loaded: dict[str, _Loaded] = {}
         """Who was asked last stands last."""
 
     async def measure(self, settings: Settings, number: int) -> Figures:
         """One suggestion behind the prompt of this number. Raises CannotRun."""
-        text = self._texts[number]
+        text = self.texts[number]
         try:
             engine = await self._engine(settings)
             if not engine.is_warm:
@@ -83,10 +84,6 @@ class Engines:
         """End all of them."""
         while self._loaded:
             await self._end(next(iter(self._loaded)))
-
-    def use(self, texts: Sequence[TunePrompt]) -> None:
-        """Measure with these prompts."""
-        self._texts = texts
 
     async def _engine(self, settings: Settings) -> _Loaded:
         name = DaemonConfig.of(settings).identity
@@ -122,8 +119,8 @@ class Tuning:
     load: float | None = None
 
     async def run(self, say: Say) -> None:
-        """Search. Raises Busy, unless forced, EngineFailed, ModelError, BadPattern and ValueError, all
-        sentences."""
+        """Search. Raises Busy, unless forced, EngineFailed, ModelError and ValueError, all sentences, and
+        BadPattern (the pattern)."""
         say("looking at the machine")
         self.busy, self.load = await busy_processors(), load_average()
         if self.busy > MOST_BUSY and not self.force:
@@ -140,7 +137,7 @@ class Tuning:
         drafts = await asyncio.to_thread(draft_models, self.settings, self.drafts)
         # A card has room for one engine, and changing takes long there.
         on_card = self.settings.engine.kind == "exllamav2"
-        engines = Engines((), most=1 if on_card else 2)
+        engines = Engines(1 if on_card else 2)
         try:
             say("loading the present settings")
             present = await engines.engine(self.settings)
@@ -156,7 +153,7 @@ class Tuning:
                 most=most if on_card else min(most, CPU_PROMPT),
             )
             self.prompt_tokens = tuple(len(text.ids) for text in texts)
-            engines.use(texts)
+            engines.texts = texts
             self.search = Search(
                 self.settings,
                 coordinates(drafts, present.threads),

@@ -92,8 +92,9 @@ def changed(search: Search) -> dict[str, Any]:
 
 def rows(search: Search) -> Iterator[tuple[str, ...]]:
     """The table below HEAD: a row for each comparison."""
-    for one in (*search.comparisons, *search.final):
-        what = one.what + ", on other prompts" * (one in search.final)
+    searched = [(one, one.what) for one in search.comparisons]
+    final = [(one, f"{one.what}, on other prompts") for one in search.final]
+    for one, what in (*searched, *final):
         if not one.rounds:
             yield (what, *[""] * (len(HEAD) - 2), one.outcome)
             continue
