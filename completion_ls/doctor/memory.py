@@ -66,12 +66,10 @@ def on_card(
     need = plan_vram(plan, loading.passes(settings))
     if card is None:
         # Nobody knows what is free; the need is worth knowing before a card is bought.
-        notes.remark(
-            "plan", "What would be needed, without a card to hold it:", table(need, 0)[:-2]
-        )
+        notes.remark("plan", "What would be needed, without a card to hold it:", table(need))
         return
     if loaded:
-        notes.ok("plan", "The daemon that runs holds it already:", table(need, 0)[:-2])
+        notes.ok("plan", "The daemon that runs holds it already:", table(need))
         return
     advice = loading.advised(plan, card.free_bytes, settings, folder, local.pulled())
     lines = table(need, card.free_bytes)

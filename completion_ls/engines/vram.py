@@ -165,15 +165,12 @@ def advise(
     )
 
 
-def table(plan: VramPlan, free_bytes: int) -> list[str]:
-    """The plan as lines of text, with what is left of `free_bytes` or missing."""
-    left = free_bytes - plan.total
-    rows = [
-        *plan.rows,
-        ("total", plan.total),
-        ("free", free_bytes),
-        ("left" if left >= 0 else "missing", abs(left)),
-    ]
+def table(plan: VramPlan, free_bytes: int | None = None) -> list[str]:
+    """The plan as lines of text, with what is left of `free_bytes` or missing where they are given."""
+    rows = [*plan.rows, ("total", plan.total)]
+    if free_bytes is not None:
+        left = free_bytes - plan.total
+        rows += [("free", free_bytes), ("left" if left >= 0 else "missing", abs(left))]
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {_gib(size):>11}" for name, size in rows]
 
