@@ -295,6 +295,32 @@ def test_a_failing_job_leaves_the_others_alone(
     assert run(engine, job(bad.prompt, 8)).tokens == run(load(), job(bad.prompt, 8)).tokens
 
 
+def test_a_cancelled_job_that_gave_way_is_not_told_of(
+    load: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the job that it gave way to failed, so that there was nothing to tell it with."""
+    engine = load()
+    ahead = job(text[: 256 * (PAGES - 3)], 8, lane=Lane.BACKGROUND)
+    key = job(text[1 : 256 * 4], 8, lane=Lane.KEY)
+    engine.add(ahead)
+    engine.step()
+    engine.add(key)
+    begin = engine._generator.begin
+
+    def failing(*arguments: Any, **more: Any) -> Any:
+        if not begin(*arguments, **more):
+            return None
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._generator, "begin", failing)
+        with pytest.raises(JobFailed):
+            engine.step()
+    assert [event.job_id for event in engine._unsaid] == [ahead.id]
+    engine.cancel(ahead.id)
+    assert not list(drain(engine))
+
+
 def test_a_draft_model_that_costs_more_than_it_gains_is_turned_off(
     load: Callable, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ class Exl2Engine:
 
     def cancel(self, job_id: int) -> None:
         """Drop a job: no event of it follows. Its KV stays for reuse. Unknown ids are ignored."""
+        self._unsaid[:] = [event for event in self._unsaid if event.job_id != job_id]
         running = self._jobs.pop(job_id, None)
         if running is None:
             return
