@@ -198,10 +198,19 @@ def _parser() -> argparse.ArgumentParser:
         "tune", "Look for the settings that answer soonest on this machine, on your code.", common
     )
     tune.add_argument(
-        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="of code (this one)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="whose code is used (default: the current one)",
     )
     tune.add_argument(
-        "--budget", type=_seconds, default=120.0, metavar="SECONDS", help="look so long (120)"
+        "--budget",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="search no longer (default 120)",
     )
     tune.add_argument(
         "--draft",

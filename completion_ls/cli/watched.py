@@ -94,7 +94,7 @@ def _process(one: Watched) -> str:
     parts = [f"{figures['engine']}"] if "engine" in figures else []
     parts += [f"process {figures['pid']}", f"up {timedelta(seconds=int(figures['uptime_s']))}"]
     if one.restarts:
-        parts.append(f"started again {_times(one.restarts)} since you watch")
+        parts.append(f"started again {_times(one.restarts)} meanwhile")
     return ", ".join(parts)
 
 
@@ -106,9 +106,7 @@ def _gone(one: Watched, now: float) -> str:
     if one.gone_at is None:
         return ""
     past = timedelta(seconds=int(now - one.gone_at))
-    return (
-        f"It does not answer any more, for {past}; the next request of an editor starts it again."
-    )
+    return f"It has not answered for {past}; the next request of an editor starts it again."
 
 
 def _rows(figures: Figures) -> Iterator[tuple[str, str]]:

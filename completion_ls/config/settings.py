@@ -159,8 +159,8 @@ class DaemonSettings(Section):
     audit: Annotated[int, Field(ge=0)] = 0
     """Compute one answer in so many again from scratch and count differences in `status`; 0 is never."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Serve the figures of `status` to Prometheus at `http://127.0.0.1:PORT/metrics`; 0 is not at all.
-    Needs the package `prometheus-client`."""
+    """Serve the figures of `status` to Prometheus at `http://127.0.0.1:PORT/metrics`, which needs the
+    package `prometheus-client`; 0 is off."""
 
 
 class Settings(Section):

@@ -67,7 +67,7 @@ GAUGES = {
     "kv_bytes": ("kv_bytes", "KV in use."),
     "kv_bytes_limit": ("kv_limit_bytes", "Most memory for KV."),
     "weight_bytes": ("weight_bytes", "Weights of the models."),
-    "gpu_memory_bytes": ("gpu_memory_bytes", "Memory of the card in use, by whoever."),
+    "gpu_memory_bytes": ("gpu_memory_bytes", "Memory of the card in use, by any program."),
     "gpu_memory_bytes_limit": ("gpu_memory_limit_bytes", "Memory of the card."),
     "draft_length_mean": ("draft_length_mean_tokens", "Mean length of a draft."),
 }

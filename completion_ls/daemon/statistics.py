@@ -1,4 +1,5 @@
-"""What the daemon remembers of its work: counts and times, never text."""
+"""What the daemon remembers of its work, and its engine of its own, as figures: counts and times, and of
+texts no more than the names of their files."""
 
 from __future__ import annotations
 

@@ -53,10 +53,6 @@ def in_use(
     if used == name:
         notes.ok("in use", used)
     elif used == "plain":
-        notes.remark(
-            "in use", f"plain: the model does better without {name}, as it was found to load."
-        )
+        notes.remark("in use", f"plain: tried at loading, the model does better without {name}.")
     else:
-        notes.remark(
-            "in use", f"{used}: it suits the model better than {name}, when both were tried."
-        )
+        notes.remark("in use", f"{used}: tried at loading, it suits the model better than {name}.")

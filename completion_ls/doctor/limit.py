@@ -43,7 +43,7 @@ def _failed(group: str, text: str) -> Line:
 def _late(group: str, seconds: float) -> str:
     return (
         f"The look at {group} did not end within {seconds:g} s: a disk, a driver or another program "
-        "does not answer. Try again; if it stays so, start the machine anew."
+        "does not answer. Try again; if it stays so, restart the machine."
     )
 
 

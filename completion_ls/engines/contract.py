@@ -167,7 +167,7 @@ class EngineStats:
     kv_by_document: Mapping[str, int]
     """Bytes of `kv_bytes` by the document (`Job.document`) of the job that used them last."""
     card_bytes: int | None = None
-    """What is in use of the card's memory, by whoever; None where there is no card, ..."""
+    """What is in use of the card's memory, by any program; None where there is no card, ..."""
     card_bytes_limit: int | None = None
     """... and all that it has."""
 
