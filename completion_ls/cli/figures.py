@@ -1,10 +1,12 @@
-"""Figures of a daemon that are more than one number, as lines."""
+"""Figures of a daemon that are more than one number, as lines, and what is said where there are none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Figures = dict[str, Any]
+
+NOTHING = "No engine daemon is running; an editor or `completion-ls demo` starts one."
 
 
 def mib(count: int) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from completion_ls.cli.figures import document_lines, draft_lines, job_lines, mib
+from completion_ls.cli.figures import NOTHING, document_lines, draft_lines, job_lines, mib
 from completion_ls.lsp import count_file
 from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import Endpoint
@@ -32,9 +32,7 @@ def show(*, as_json: bool) -> int:
         print(json.dumps(found, indent=2))
     else:
         if not found:
-            console.print(
-                "No engine daemon is running; an editor or `completion-ls demo` starts one."
-            )
+            console.print(NOTHING)
         console.print(_render(found))
     return 0 if found else 1
 

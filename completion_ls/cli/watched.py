@@ -11,9 +11,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from completion_ls.cli.figures import Figures, document_lines, draft_lines, job_lines, mib
-
-NOTHING = "No engine daemon is running; an editor or `completion-ls demo` starts one."
+from completion_ls.cli.figures import (
+    NOTHING,
+    Figures,
+    document_lines,
+    draft_lines,
+    job_lines,
+    mib,
+)
 
 
 @dataclass(slots=True)
