@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import math
 import os
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if options.command in ("demo", "bench", "models", "status", "doctor", "init", "tune"):
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
+        _print_any_path()
     if hasattr(options, "profile"):
         from completion_ls.config.sources import use_profile
 
@@ -44,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a port in use, a folder that cannot be written, …
         print(f"completion-ls: {error}", file=sys.stderr)
         return 1
+
+
+def _print_any_path() -> None:
+    """Have characters that stdout cannot encode printed as escapes: a path may be no text at all."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(options: argparse.Namespace) -> int:

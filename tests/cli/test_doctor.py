@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,16 @@ def test_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "! remark first text Not tried, as something that it needs failed above." in said
     assert said.index("versions ✓ ok completion-ls") < said.index("one keystroke")
     assert "One line failed, and each says what to do;" in said
+
+
+def test_a_path_that_is_no_text_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setenv("COMPLETION_LS_MODEL__NAME", "/no/such/model")
+    monkeypatch.setenv("COMPLETION_LS_LOG_DIR", os.fsdecode(b"/dev/null/\xff"))
+    assert main(["doctor"]) == 1
+    stdout.seek(0)
+    assert "/dev/null/\\udcff" in stdout.read()
 
 
 def test_settings_that_were_refused_make_the_status(
