@@ -156,4 +156,6 @@ def _name(uri: str) -> str:
         path = urlsplit(uri).path
     except ValueError:  # brackets where a host should stand
         path = uri
-    return unquote(path.replace("\\", "/").rstrip("/").rpartition("/")[2])
+    name = unquote(path.replace("\\", "/").rstrip("/").rpartition("/")[2])
+    # A terminal would obey some characters that a name may have.
+    return "".join(one if one.isprintable() else "\ufffd" for one in name)

@@ -88,6 +88,12 @@ def test_documents_are_named_without_their_folders_and_the_largest_first() -> No
     ]
 
 
+def test_the_name_of_a_document_gives_a_terminal_no_orders() -> None:
+    by_uri = {"file:///a%1b%5b2J%0Ab%C2%9b%E2%80%AE.py": 1}
+    [found] = of_engine(stats(kv_by_document=by_uri), DraftSettings())["kv_by_document"]
+    assert found["document"] == "a\ufffd[2J\ufffdb\ufffd\ufffd.py"
+
+
 def test_not_every_document_is_told_of() -> None:
     by_uri = {f"file:///{number}.py": number + 1 for number in range(3 * MOST_DOCUMENTS)}
     found = of_engine(stats(kv_by_document=by_uri), DraftSettings())["kv_by_document"]
