@@ -190,11 +190,11 @@ class Search:
 def text_below(suffix: str) -> str:
     """What is read behind each line: the next lines of the document that say something, from the
     line end on that stands before them; perhaps none."""
-    _, _, below = suffix.partition("\n")
+    below = suffix.partition("\n")[2][:CHARACTERS]
     end = said = 0
     while said < LINES and end < len(below):
         line, _, _ = below[end:].partition("\n")
         end += len(line) + 1
         said += bool(line.strip())
-    text = below[:end].rstrip()[:CHARACTERS]
+    text = below[:end].rstrip()
     return "\n" + text if text else ""

@@ -178,6 +178,12 @@ def test_the_text_below_begins_behind_the_cursors_line() -> None:
     assert len(text_below("\n" + "x" * 9000)) == 1 + ways.CHARACTERS
 
 
+def test_blank_lines_that_do_not_end_say_nothing() -> None:
+    """Only what could be read is looked at: the engine's thread does the looking."""
+    assert text_below("\n" * 500 + "x") == ""
+    assert text_below("\n" * 50 + "x") == "\n" * 50 + "x"
+
+
 # The daemon
 
 
