@@ -36,7 +36,7 @@ def weigh(
     below = text_below(request.suffix)
     if prompts.fim or not below:
         return None
-    tokens = prompts.section(below)[: budget // 2]
+    tokens = prompts.section(below)[: max(0, budget // 2)]
     prompt = prompts.build(
         request.prefix,
         request.suffix,  # that it was read before lines are weighed by it was measured to be no harm

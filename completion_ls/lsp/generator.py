@@ -114,14 +114,15 @@ class Generator:
 
     async def ways(self, place: Situation) -> list[Line]:
         """How the cursor's line may go on, weighed by the text below it, the best first. There are none
-        without such text, where the model reads it itself, and where it took too long. Raises
-        EngineFailed."""
-        if not place.after.partition("\n")[2].strip():
+        without such text, where the model reads it itself or is not loaded yet, and where it took too
+        long. Raises EngineFailed."""
+        engine = self.engine
+        if engine.ready is None or not place.after.partition("\n")[2].strip():
             return []
         if self._ways and self._ways[0] == place:
             return self._ways[1]
         request = self._request(place, "manual").model_copy(update={"ways": WAYS})
-        answer = await self.engine.complete(request)
+        answer = await engine.complete(request)
         lines: list[Line] = []
         try:
             async with asyncio.timeout(WEIGHING_S):
@@ -132,7 +133,7 @@ class Generator:
             log.info("weighing took too long")
             lines = []
         finally:
-            self.engine.cancel(answer)
+            engine.cancel(answer)
         self._ways = place, lines
         return lines
 

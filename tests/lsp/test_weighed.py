@@ -142,6 +142,15 @@ async def test_typing_meanwhile_goes_on_in_it_or_ends_it(session: Session) -> No
     again.cancel()
 
 
+async def test_while_the_model_loads_nobody_waits_for_it(session: Session) -> None:
+    session.engine.ready = None
+    task = session.ask(by_hand())
+    await settle()
+    assert [request.ways for request in session.engine.requests] == [0]
+    session.engine.finish(0, SECOND)
+    assert text_of(await task) == SECOND
+
+
 async def test_nobody_waits_for_ever(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "WEIGHING_S", 0.01)
     task = session.ask(by_hand())
