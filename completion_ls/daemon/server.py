@@ -93,6 +93,8 @@ class Daemon:
         self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
         self._failure = ""
         self._metrics: Metrics | None = None
+        self._no_metrics = ""
+        """Why there are none, though a port is named."""
         self._started = time.time()
 
     @property
@@ -278,18 +280,17 @@ class Daemon:
             # It is imported there, too, which takes a moment.
             self._metrics = await asyncio.to_thread(self._start_metrics, port)
         except ImportError:
-            log.warning(
-                "daemon.metrics_port is %d, but prometheus-client is not installed, so there are no "
-                "metrics. `pip install prometheus-client` installs it; 0 turns metrics off.",
-                port,
+            self._no_metrics = (
+                f"daemon.metrics_port is {port}, but prometheus-client is not installed, so there are "
+                "no metrics. `pip install prometheus-client` installs it; 0 turns metrics off."
             )
         except OSError as error:
-            log.warning(
-                "daemon.metrics_port: port %d cannot be had (%s), so this daemon has no metrics. "
-                "Another daemon may have it: give one of them another port.",
-                port,
-                error.strerror or error,
+            self._no_metrics = (
+                f"daemon.metrics_port: port {port} cannot be had ({error.strerror or error}), so this "
+                "daemon has no metrics. Another daemon may have it: give one of them another port."
             )
+        if self._no_metrics:
+            log.warning("%s", self._no_metrics)
 
     def _start_metrics(self, port: int) -> Metrics:
         from completion_ls.daemon.metrics import Metrics
@@ -311,7 +312,17 @@ class Daemon:
             "uptime_s": round(time.time() - self._started, 1),
             "fronts": len(self._peers),
             "memory_bytes": process.memory_info().rss,
+            **self._metrics_figures(),
         }
+
+    def _metrics_figures(self) -> dict[str, Any]:
+        """Where metrics are served, or why not; neither where no port is named, or not yet."""
+        port = self._config.daemon.metrics_port
+        if self._metrics:
+            return {"metrics_port": port, "metrics_url": f"http://{LOOPBACK}:{port}/metrics"}
+        if self._no_metrics:
+            return {"metrics_port": port, "metrics_failure": self._no_metrics}
+        return {"metrics_port": port}
 
     def _publish(self, published: Published) -> None:
         """Called on the engine thread."""

@@ -14,6 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from completion_ls.config import paths
+from completion_ls.doctor import metrics
 from completion_ls.doctor.lines import Notes
 from completion_ls.models.store import shown
 from completion_ls.wire import inquiry
@@ -56,6 +57,7 @@ def look(notes: Notes, config: DaemonConfig) -> Daemons:
             _silent(notes, one)
     if not endpoints:
         notes.ok("daemons", "none runs; an editor starts one")
+    metrics.look(notes, config, found)
     return Daemons(found)
 
 

@@ -24,7 +24,7 @@ from completion_ls.wire.attach import attach
 from completion_ls.wire.client import EngineClient
 from completion_ls.wire.connection import Connection
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Complete
+from completion_ls.wire.messages import Complete, GetStatus, Status
 from support.tiny_model import write_tiny_model
 from support.window import until
 
@@ -180,6 +180,13 @@ def listening(connection: Connection) -> set[tuple[str, int]]:
     return {one.laddr for one in found if one.status == psutil.CONN_LISTEN}
 
 
+async def figures_of(connection: Connection) -> dict[str, Any]:
+    connection.send(GetStatus())
+    while not isinstance(message := await connection.receive(), Status):
+        pass
+    return message.figures
+
+
 def log_of(isolated: dict[str, str]) -> str:
     files = Path(isolated["COMPLETION_LS_LOG_DIR"]).iterdir()
     return "".join(file.read_text() for file in files)
@@ -210,6 +217,8 @@ async def test_a_daemon_tells_its_figures_to_this_machine(tiny_folder: Path) -> 
     assert found["completion_ls_tokens_generated_total", ()] >= 64
     assert found["completion_ls_ready", ()] == 1
     assert found["completion_ls_lane_jobs", ("key", "running")] == 0
+    told = await figures_of(connection)
+    assert told["metrics_url"] == f"http://127.0.0.1:{port}/metrics"
     many = await asyncio.gather(*(asyncio.to_thread(read, port) for _ in range(20)))
     assert all(one["completion_ls_jobs_total", ()] == 1 for one in many)
     connection.close()
@@ -227,6 +236,8 @@ async def test_a_port_that_is_taken_is_a_warning(
     assert found == set()
     await until(lambda: "this daemon has no metrics" in log_of(isolated))
     assert log_of(isolated).count(f"daemon.metrics_port: port {port} cannot be had") == 1
+    told = await figures_of(second)
+    assert f"port {port} cannot be had" in told["metrics_failure"] and "metrics_url" not in told
     first.close()
     second.close()
 
@@ -243,4 +254,5 @@ async def test_a_package_that_is_missing_is_a_warning(
     connection, found = await started(configured(tiny_folder, a_port()))
     assert found == set()
     await until(lambda: "prometheus-client is not installed" in log_of(isolated))
+    assert "is not installed" in (await figures_of(connection))["metrics_failure"]
     connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -15,7 +16,16 @@ from typing import Any
 import pytest
 
 from completion_ls.config.settings import DaemonSettings, Settings
-from completion_ls.doctor import card, examine, folders, memory, processor, settings, sockets
+from completion_ls.doctor import (
+    card,
+    examine,
+    folders,
+    memory,
+    metrics,
+    processor,
+    settings,
+    sockets,
+)
 from completion_ls.doctor.limit import within
 from completion_ls.doctor.lines import Line, Notes
 from completion_ls.engines.exl2 import checks, gpu
@@ -277,6 +287,54 @@ def test_a_daemon_that_does_not_answer(lines: Lines, monkeypatch: pytest.MonkeyP
         line = lines(look())[endpoint.name]
     assert line.verdict == "failed" and "does not answer within 0.5 s" in line.text
     assert f"`kill {pid}`; the next keystroke starts another." in line.text
+
+
+# metrics
+
+
+def metrics_line(lines: Lines, port: int, daemons: dict[str, dict[str, Any]]) -> Line:
+    config = CONFIG.model_copy(update={"daemon": DaemonSettings(metrics_port=port)})
+    return lines(lambda notes: metrics.look(notes, config, daemons))[metrics.NAME]
+
+
+def test_metrics_that_nobody_asked_for_are_no_line(lines: Lines) -> None:
+    assert metrics.NAME not in lines(look())
+
+
+def test_a_port_of_metrics_that_another_program_has(lines: Lines) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = metrics_line(lines, port, {})
+        assert line.verdict == "remark" and f"Port {port} cannot be had (" in line.text
+        theirs = {"metrics_port": port, "metrics_url": f"http://127.0.0.1:{port}/metrics"}
+        assert "daemon engine-other" in metrics_line(lines, port, {"engine-other": theirs}).text
+    line = metrics_line(lines, port, {})
+    assert line.verdict == "ok" and f"port {port} is free" in line.text
+
+
+def test_a_daemon_that_was_started_before_its_metrics_were_asked_for(lines: Lines) -> None:
+    name = f"engine-{CONFIG.identity}"
+    line = metrics_line(lines, 9464, {name: {"metrics_port": 0}})
+    assert line.verdict == "remark"
+    assert "was started without port 9464: `completion-ls daemon stop`" in line.text
+
+
+def test_metrics_of_the_daemon_that_runs(lines: Lines) -> None:
+    name = f"engine-{CONFIG.identity}"
+    url = "http://127.0.0.1:9464/metrics"
+    served = {"metrics_port": 9464, "metrics_url": url, "pid": 7}
+    line = metrics_line(lines, 9464, {name: served})
+    assert (line.verdict, line.text) == ("ok", f"{url}, served by process 7")
+    failed = {"metrics_port": 9464, "metrics_failure": "No package."}
+    line = metrics_line(lines, 9464, {name: failed})
+    assert line.verdict == "remark"
+    assert line.text == "No package. Then `completion-ls daemon stop`."
+
+
+def test_metrics_without_their_package(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    line = metrics_line(lines, 9464, {})
+    assert line.verdict == "remark" and "-m pip install prometheus-client`." in line.text
 
 
 # limits
