@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.messages import Complete, Ready
 from completion_ls.wire.stop import Stuck, stop_daemon
 
-PREFIX, KEY, SUFFIX = "def add(a, b):\n    ret", "u", "\n"
-"""What stands before the cursor, what is typed then, and what stands behind."""
+KEY, SUFFIX = "u", "\n"
+"""What is typed, and what stands behind the cursor."""
 TOKENS = 16
 SILENCE_S = 120.0
 """Without any news of loading or of text for so long, it hangs."""
@@ -139,7 +140,14 @@ async def _type(client: EngineClient, news: _News) -> tuple[float, list[_Text]]:
     client.warm_up()
     await news.settled.wait()
     loading_s = time.monotonic() - began
-    return loading_s, [await _press(client, news, text) for text in (PREFIX, PREFIX + KEY)]
+    prefix = a_prefix()
+    return loading_s, [await _press(client, news, text) for text in (prefix, prefix + KEY)]
+
+
+def a_prefix() -> str:
+    """What stands before the cursor: new each time, as a daemon has the KV of what it was asked before."""
+    number = secrets.randbelow(10**6)
+    return f"def add(a{number}, b{number}):\n    ret"
 
 
 async def _press(client: EngineClient, news: _News, prefix: str) -> _Text:

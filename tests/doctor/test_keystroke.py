@@ -69,6 +69,11 @@ def test_a_daemon_that_was_running_runs_on(script: Script, lines: Lines) -> None
     assert len(running()) == 1
 
 
+def test_the_text_is_new_each_time() -> None:
+    """A daemon would answer from what it has computed before, and the times would mean nothing."""
+    assert len({keystroke.a_prefix() for _ in range(20)}) > 1
+
+
 def test_an_engine_that_says_nothing(script: Script, lines: Lines) -> None:
     (line,) = lines(press).values()
     assert line.verdict == "failed" and "answered without any text" in line.text
