@@ -13,11 +13,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from completion_ls.bench.protocol import MOST_BUSY, Busy
 from completion_ls.bench.tune import ROUNDS, Search
-from completion_ls.bench.tune_arms import changes, described
+from completion_ls.bench.tune_arms import CHUNK_KEY, changes, described
 from completion_ls.bench.tune_engines import Tuning
 from completion_ls.bench.tune_figures import COLD_SHARE, SURE, WORTH
 from completion_ls.cli.bench import saying
@@ -33,6 +33,8 @@ HEAD = ("tried", "seconds", "before", "ratio", "tokens/s", "cold", "")
 RANGES = ("seconds", "ratio")
 WIDE = 110
 """Columns where there is no terminal that has its own."""
+WHOLE = 100
+"""Columns in which a row needs one line, unless what was tried is long."""
 INTERRUPTED = 130
 
 
@@ -139,7 +141,8 @@ def notes(tuning: Tuning, search: Search, took: float) -> Iterator[str]:
     yield "engine.weights is not searched: it changes what is suggested, not only when."
     if search.not_tried:
         yield (
-            f"Not tried, as the time was over: {'; '.join(search.not_tried)}. --budget gives more time."
+            "Not tried, as the time left was too short for it with a check of the winner on other prompts "
+            f"afterwards: {'; '.join(search.not_tried)}. --budget gives more time."
         )
     if tuning.busy > MOST_BUSY:
         yield (
@@ -202,16 +205,25 @@ def as_dict(tuning: Tuning, search: Search, took: float) -> dict[str, Any]:
     }
 
 
+def table(search: Search, width: int) -> Table:
+    """The rows. Where there is little width, ranges stand below their middles, so that the names of
+    settings and the outcomes are whole."""
+    of_range = len("(0.00-0.00)") if width < WHOLE else None
+    first = Column(HEAD[0], min_width=len(CHUNK_KEY), overflow="fold")
+    gap = (0, 0 if of_range else 1, 0, 0)
+    found = Table(first, box=SIMPLE_HEAD, padding=gap, show_edge=False)
+    for name in HEAD[1:-1]:
+        found.add_column(name, justify="right", width=of_range if name in RANGES else None)
+    found.add_column(HEAD[-1], no_wrap=True)
+    for row in rows(search):
+        found.add_row(*row)
+    return found
+
+
 def _print(tuning: Tuning, search: Search, took: float) -> None:
     width = None if sys.stdout.isatty() else WIDE
     console = Console(highlight=False, markup=False, width=width)
-    table = Table(HEAD[0], box=SIMPLE_HEAD)
-    for name in HEAD[1:-1]:
-        table.add_column(name, justify="right", min_width=len("(0.00-0.00)") * (name in RANGES))
-    table.add_column(HEAD[-1], no_wrap=True)
-    for row in rows(search):
-        table.add_row(*row)
-    console.print(table)
+    console.print(table(search, console.width))
     for line in (*notes(tuning, search, took), *verdict(search)):
         console.print(line)
     if found := changed(search):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from completion_ls.bench import tune_engines
 from completion_ls.bench.tune import LEAST_ROUNDS, ROUNDS, CannotRun, Search
@@ -249,6 +250,19 @@ def test_nothing_is_begun_that_would_not_be_done_in_time() -> None:
         assert sorted(found) == sorted(tried)
         assert winner_of(search) == {}
     assert not everything.not_tried
+
+
+def test_the_table_is_whole_in_eighty_columns() -> None:
+    search = searched(Engine(lambda settings, number: 0.01))
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(command.table(search, console.width))
+    said = captured.get()
+    assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
+    words = said.split()
+    for row in command.rows(search):
+        # What was tried is folded.
+        assert not [word for cell in row[1:] for word in cell.split() if word not in words]
 
 
 def test_a_winner_without_time_for_other_prompts_is_none() -> None:
