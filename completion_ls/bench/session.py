@@ -14,7 +14,7 @@ from completion_ls.bench.figures import EngineTime, Keystroke
 from completion_ls.bench.flicker import flickers
 from completion_ls.bench.trace import Patch
 from completion_ls.config.sources import resolve_strict
-from completion_ls.wire.client import EngineClient
+from completion_ls.wire.client import EngineClient, EngineFailed
 from completion_ls.wire.endpoint import DaemonConfig
 
 
@@ -65,6 +65,8 @@ class Session:
     """One a keystroke, once the next one is typed."""
     model: str = ""
     _engine: EngineClient | None = None
+    _pid: int = 0
+    """The daemon that counts."""
     _front: psutil.Process | None = None
     _request: Request | None = None
     _cursor: int = 0
@@ -81,7 +83,7 @@ class Session:
         self._engine = EngineClient(DaemonConfig.of(resolve_strict()))
         while "passes" not in (figures := (await self._engine.status()).figures):
             await asyncio.sleep(0.1)
-        self.model = figures["model"]
+        self.model, self._pid = figures["model"], figures["pid"]
         self._begun = self._counted = Counters.of(figures)
 
     async def warm_up(self, cursor: int) -> None:
@@ -93,7 +95,7 @@ class Session:
 
     async def type(self, *patches: Patch) -> Request:
         """One keystroke: edit, ask, and wait for the first text or an empty answer. Raises
-        EditorError where the answer is an error."""
+        EditorError where the answer is an error, and EngineFailed."""
         self._leave(patches)
         for patch in patches:
             self._cursor = self.editor.edit(patch.position, patch.deleted, patch.inserted)
@@ -162,5 +164,12 @@ class Session:
                 self._before, self._typed = request.text, patch.inserted
 
     async def _counters(self) -> Counters:
+        """Raises EngineFailed where it is not the same daemon any more."""
         assert self._engine is not None
-        return Counters.of((await self._engine.status()).figures)
+        figures = (await self._engine.status()).figures
+        if figures["pid"] != self._pid:
+            raise EngineFailed(
+                "The engine daemon was stopped meanwhile and another one was started, so what was "
+                "counted is lost. Try again."
+            )
+        return Counters.of(figures)
