@@ -209,8 +209,9 @@ def _exllamav2() -> Piece:
 
 def _extension() -> Piece:
     how = (
-        "Install a wheel of exllamav2's releases that was made for your torch, CUDA and Python; "
-        "without it, exllamav2 compiles for minutes at its first import, and needs nvcc."
+        "Install a wheel of exllamav2's releases that was made for your torch, CUDA and Python. "
+        "Without it, exllamav2 would compile it at its first import, with nvcc and for minutes, which "
+        "nobody waits for at a keystroke; so the engine does not start."
     )
     spec = _spec("exllamav2_ext")
     # A folder of that name (its sources, say) is found, too, but is no module.
