@@ -77,12 +77,17 @@ class Suggester:
         began = asyncio.get_running_loop().time()
         not_before = began + self._patience_s(now, is_there)
         enough_at = None if partial or now.manual else max(not_before, began + ENOUGH_S)
-        while not await self._follow(suggestion, now, partial, not_before, enough_at):
+        while True:
+            followed = await self._follow(suggestion, now, partial, not_before, enough_at)
+            # What was there, or on its way, may say nothing where who asks by hand gets something.
+            in_vain = now.manual and not suggestion.start.manual and _says_nothing(suggestion, now)
+            if followed and not in_vain:
+                break
             # Only for the newest request: the place of an older one is no longer there.
             if self._newest.get(now.uri) is not request:
                 return None
             computes = True
-            suggestion = self._at_hand(now) or self._begin(now)
+            suggestion = self._begin(now) if followed else self._at_hand(now) or self._begin(now)
         if not computes:
             self.engine.answered_without_pass()
         shown = suggestion.shown_at(now) if suggestion.finished else suggestion.whole_lines_at(now)
@@ -177,13 +182,15 @@ class Suggester:
         if live and live.usable and live.goes_on(now) and not (live.stopped and now.manual):
             if now.manual:
                 live.offer_all()
-            return live
+            if not (now.manual and _says_nothing(live, now)):
+                return live
         # The suggestion itself before its alternatives: what was typed may be the start of both.
         found = self._known.find(now) or self._alternatives.taken_up(now)
-        if found:
+        if found and not (now.manual and _says_nothing(found, now)):
             self._ahead.follow([now])
             self._set_live(found)
-        return found
+            return found
+        return None
 
     def _begin(self, now: Situation) -> Suggestion:
         """A generation for a place; that which is being prepared for it, if there is one."""
@@ -272,3 +279,8 @@ class Suggester:
         suggestion = self._live.pop(uri, None)
         if suggestion:
             self._generator.end(suggestion)
+
+
+def _says_nothing(suggestion: Suggestion, now: Situation) -> bool:
+    """Whether a suggestion is complete and has nothing for a place."""
+    return suggestion.finished and suggestion.shown_at(now) is None

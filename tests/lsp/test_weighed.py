@@ -185,3 +185,23 @@ async def test_who_gives_up_ends_it_and_a_failure_is_told(session: Session) -> N
     session.engine.fail(1)
     with pytest.raises(EngineFailed):
         await task
+
+
+async def test_that_nothing_was_there_is_no_answer_by_hand(session: Session) -> None:
+    """Whether it is known, or on its way."""
+    assert await session.answer(at(BEFORE, BELOW), "") is None
+    task = session.ask(by_hand())
+    await settle()
+    weigh(session, BEST)
+    assert text_of(await task) == BEST
+    session.suggester.forget(URI)
+    session.suggester._known.clear()
+    tasks = [session.ask(at(BEFORE + "1", BELOW))]
+    await settle()
+    tasks.append(session.ask(by_hand("1")))
+    await settle()
+    session.engine.finish(len(session.engine.answers) - 1, "")
+    await settle()
+    weigh(session, "00 * width")
+    assert text_of(await tasks[1]) == "00 * width"
+    await tasks[0]
