@@ -56,7 +56,7 @@ COUNTERS = {
 }
 GAUGES = {
     "uptime_s": ("uptime_seconds", "Time since the daemon started."),
-    "fronts": ("fronts", "Connections of editors and of commands."),
+    "fronts": ("fronts", "Windows of editors, and commands that ask for text."),
     "memory_bytes": ("resident_memory_bytes", "Resident memory of the daemon."),
     "max_context": ("max_context_tokens", "Most tokens, prompt and output together, of one job."),
     "tokens_per_second": (

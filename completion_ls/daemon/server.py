@@ -257,8 +257,9 @@ class Daemon:
                     self._worker.statistics.without_pass += 1
                 case GetStatus():
                     self._ask_for_figures(lambda figures: peer.send(Status(figures=figures)))
-                case Stop():
-                    self._stopping.set()
+                case Stop(if_alone=if_alone):
+                    if not (if_alone and self._fronts(without=peer)):
+                        self._stopping.set()
                 case Hello():
                     peer.send(Error(code="bad_message", text="There was a hello already."))
 
@@ -310,10 +311,14 @@ class Daemon:
             "pid": process.pid,
             "endpoint": self._endpoint.name,
             "uptime_s": round(time.time() - self._started, 1),
-            "fronts": len(self._peers),
+            "fronts": self._fronts(),
             "memory_bytes": process.memory_info().rss,
             **self._metrics_figures(),
         }
+
+    def _fronts(self, without: Peer | None = None) -> int:
+        """How many are there that do not only look."""
+        return sum(not peer.only_looks for peer in self._peers.values() if peer is not without)
 
     def _metrics_figures(self) -> dict[str, Any]:
         """Where metrics are served, or why not; neither where no port is named, or not yet."""

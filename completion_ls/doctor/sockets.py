@@ -134,7 +134,7 @@ def _running(notes: Notes, endpoint: Endpoint, figures: dict[str, Any]) -> None:
     notes.ok(
         endpoint.name,
         f"{what}, process {figures.get('pid')}, for {minutes:.0f} min, windows of editors: "
-        f"{int(figures.get('fronts', 1)) - 1}",
+        f"{figures.get('fronts', 0)}",
     )
 
 

@@ -137,11 +137,7 @@ class EngineClient:
         """Hang up for good. A daemon that is left without a front is stopped: nobody comes back to
         settings that were only passed by."""
         if self._connection:
-            try:
-                if (await self.status()).figures["fronts"] == 1:
-                    self._send(Stop())
-            except EngineFailed:
-                log.info("the daemon has left before us")
+            self._send(Stop(if_alone=True))
         await self.close()
 
     async def close(self) -> None:

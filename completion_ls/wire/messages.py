@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the meaning of these messages; both sides of a connection must have the same."""
 
 
@@ -104,9 +104,10 @@ class GetStatus(Message):
 
 
 class Stop(Message):
-    """Ask the daemon to leave."""
+    """Ask the daemon to leave; with `if_alone` only where no other front is there."""
 
     type: Literal["stop"] = "stop"
+    if_alone: bool = False
 
 
 # daemon to front

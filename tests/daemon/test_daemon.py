@@ -468,6 +468,7 @@ async def test_who_does_not_read_is_cut_off_and_others_go_on(config: DaemonConfi
         deaf.connect(str(endpoint.socket_file))
     token = address.token if address else ""
     deaf.sendall(codec.encode(Hello(protocol=PROTOCOL, version="9", token=token)))
+    deaf.sendall(codec.encode(Cancel(id=1)))  # who only looks is no front
 
     async def fronts() -> int:
         connection.send(GetStatus())
@@ -480,10 +481,32 @@ async def test_who_does_not_read_is_cut_off_and_others_go_on(config: DaemonConfi
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for _ in range(1000):
             await loop.sock_sendall(deaf, codec.encode(GetStatus()) * 100)
-    while await fronts() > 1:
+    while await fronts():
         await asyncio.sleep(0.05)
     deaf.close()
     connection.close()
+
+
+async def test_the_last_who_leaves_stops_it_and_who_looks_is_nobody(config: DaemonConfig) -> None:
+    looks = await running(config)
+    one, other = EngineClient(config), EngineClient(config)
+    for client in (one, other):
+        await text_of(client, REQUEST)
+
+    async def fronts() -> int:
+        looks.send(GetStatus())
+        while not isinstance(message := await looks.receive(), Status):
+            assert message
+        return int(message.figures["fronts"])
+
+    assert await fronts() == 2
+    await one.leave()
+    while await fronts() > 1:
+        await asyncio.sleep(0.05)
+    await other.leave()
+    while await looks.receive():
+        pass
+    looks.close()
 
 
 async def test_a_model_that_does_not_exist_is_a_sentence(isolated: dict[str, str]) -> None:
