@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from completion_ls.cli.figures import NOTHING, document_lines, draft_lines, job_lines, mib
+from completion_ls.cli.figures import IN_SECTIONS, NOTHING, Figures, mib
+from completion_ls.cli.watched import Watched, panel
 from completion_ls.lsp import count_file
 from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import Endpoint
 from completion_ls.wire.inquiry import Busy, figures_of
 
-IN_LINES: dict[str, Callable[[Any], list[str]]] = {
-    "jobs_by_lane": job_lines,
-    "kv_by_document": document_lines,
-    "drafting": draft_lines,
-}
+NAMED = frozenset({"model", "engine", "pid", "uptime_s", "loading"})
+"""Figures that the frame around the sections tells."""
 
 
 def show(*, as_json: bool) -> int:
@@ -60,16 +58,25 @@ async def _figures_of(endpoint: Endpoint) -> dict[str, Any] | None:
 
 def _render(found: list[dict[str, Any]]) -> Group:
     counts = count_file.read()
-    return Group(*([_figures(found)] if found else []), *([_suggestions(counts)] if counts else []))
+    daemons = [part for one in found for part in (panel(Watched(one), 0.0), _rest(one))]
+    return Group(*daemons, *([_suggestions(counts)] if counts else []))
 
 
-def _figures(found: list[dict[str, Any]]) -> Table:
-    table = Table(title="completion-ls", show_header=False)
-    for figures in found:
-        for name, value in figures.items():
-            if name != "suggestions":  # they have a table of their own
-                table.add_row(name.replace("_", " "), escape(_readable(name, value)))
-        table.add_section()
+def _rest(figures: Figures) -> Table:
+    """What no section tells, in two columns; suggestions have a table of their own."""
+    told = IN_SECTIONS | NAMED | {"suggestions"}
+    cells = [
+        (name.replace("_", " "), escape(_readable(name, value)))
+        for name, value in figures.items()
+        if name not in told
+    ]
+    half = (len(cells) + 1) // 2
+    table = Table.grid(padding=(0, 1))
+    for _ in range(2):
+        table.add_column(overflow="fold", ratio=1)
+        table.add_column(overflow="fold")
+    for left, right in zip_longest(cells[:half], cells[half:], fillvalue=("", "")):
+        table.add_row(*left, *right)
     return table
 
 
@@ -90,8 +97,6 @@ def _suggestions(counts: dict[str, dict[str, Any]]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
-    if name in IN_LINES:
-        return "\n".join(IN_LINES[name](value))
     if name.endswith(("_bytes", "_bytes_limit")):
         return mib(value)
     if name.endswith("_share"):

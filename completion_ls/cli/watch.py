@@ -39,7 +39,11 @@ def _live(console: Console) -> None:
     with _keys() as is_to_end, Live(console=console, auto_refresh=False) as live:
         while True:
             watch.update(asyncio.run(collect()), time.monotonic())
-            live.update(watch.panels(time.monotonic()), refresh=True)
+            now = time.monotonic()
+            shown = watch.panels(now)
+            if len(console.render_lines(shown)) >= console.height:
+                shown = watch.panels(now, is_brief=True)
+            live.update(shown, refresh=True)
             if is_to_end(REFRESH_S):
                 return
 

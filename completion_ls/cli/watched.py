@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,14 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from completion_ls.cli.figures import (
-    NOTHING,
-    Figures,
-    document_lines,
-    draft_lines,
-    job_lines,
-    mib,
-)
+from completion_ls.cli.figures import NOTHING, Figures, sections
+from completion_ls.wire.endpoint import Endpoint
+
+
+def is_there(name: str) -> bool:
+    """Whether a daemon of this endpoint listens, or was killed while it did."""
+    return any(endpoint.name == name for endpoint in Endpoint.all())
 
 
 @dataclass(slots=True)
@@ -28,13 +27,17 @@ class Watched:
     figures: Figures
     """Its last ones."""
     gone_at: float | None = None
+    has_left: bool = False
+    """Whether it has taken its socket away, as it does unless it is killed."""
     restarts: int = 0
 
 
 class Watch:
     """Follows the daemons of this user. Times are seconds of any one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_there: Callable[[str], bool] = is_there) -> None:
+        """`is_there` says whether the socket of this name, or its address, is still there."""
+        self._is_there = is_there
         self._watched: dict[str, Watched] = {}
 
     def update(self, found: Sequence[Figures], now: float) -> None:
@@ -45,25 +48,42 @@ class Watch:
             one.restarts += figures["pid"] != one.figures["pid"]
             one.figures, one.gone_at = figures, None
         for endpoint, one in self._watched.items():
-            if endpoint not in here and one.gone_at is None:
-                one.gone_at = now
+            if endpoint not in here:
+                one.gone_at = now if one.gone_at is None else one.gone_at
+                one.has_left = not self._is_there(endpoint)
 
-    def panels(self, now: float) -> Group:
-        """All of them, in the order in which they were first seen."""
-        shown: list[RenderableType] = [_panel(one, now) for one in self._watched.values()]
-        return Group(*(shown or [NOTHING]))
+    def panels(self, now: float, *, is_brief: bool = False) -> Group:
+        """All of them, in the order in which they were first seen, and what was accepted of their
+        models; `is_brief` takes fewer lines."""
+        watched = self._watched.values()
+        shown: list[RenderableType] = [panel(one, now, is_brief=is_brief) for one in watched]
+        return Group(*(shown or [NOTHING]), *(Text(line) for line in self._accepted()))
 
     def lines(self, now: float) -> list[str]:
         """The same in a line for each."""
-        return [_line(one, now) for one in self._watched.values()] or [NOTHING]
+        return [*(_line(one, now) for one in self._watched.values()), *self._accepted()] or [
+            NOTHING
+        ]
+
+    def _accepted(self) -> list[str]:
+        """What was accepted, by model: more than one daemon may have it."""
+        counts = {_name(one): one.figures.get("suggestions") for one in self._watched.values()}
+        return [
+            f"{model}: {one.get('accepted', 0):,} of {one.get('shown', 0):,} suggestions accepted"
+            for model, one in counts.items()
+            if one
+        ]
 
 
-def _panel(one: Watched, now: float) -> Panel:
+def panel(one: Watched, now: float, *, is_brief: bool = False) -> Panel:
+    """One daemon; where it is brief, its sections stand one after the other."""
     gone = _gone(one, now)
     if gone or "loading" in one.figures:
         rows: Iterator[tuple[str, str]] = iter([("", gone or str(one.figures["loading"]))])
+    elif is_brief:
+        rows = iter([("", _in_a_line(one.figures))])
     else:
-        rows = _rows(one.figures)
+        rows = sections(one.figures)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -85,9 +105,11 @@ def _line(one: Watched, now: float) -> str:
         return f"{_name(one)}: {gone}"
     if "loading" in one.figures:
         return f"{_name(one)}: {one.figures['loading']}"
-    return f"{_name(one)}: " + "; ".join(
-        f"{name} {text}".strip() for name, text in _rows(one.figures)
-    )
+    return f"{_name(one)}: {_in_a_line(one.figures)}"
+
+
+def _in_a_line(figures: Figures) -> str:
+    return "; ".join(f"{name} {text}".strip() for name, text in sections(figures))
 
 
 def _name(one: Watched) -> str:
@@ -111,54 +133,9 @@ def _gone(one: Watched, now: float) -> str:
     if one.gone_at is None:
         return ""
     past = timedelta(seconds=int(now - one.gone_at))
+    if one.has_left:
+        return (
+            f"It has left, {past} ago: it was stopped, or nobody was there any more; the next request "
+            "of an editor starts it again."
+        )
     return f"It has not answered for {past}; the next request of an editor starts it again."
-
-
-def _rows(figures: Figures) -> Iterator[tuple[str, str]]:
-    """Sections and their lines; figures of which nothing is known yet are left out."""
-    if figures.get("first_token_ms_p95"):
-        computed = "prompt_tokens_computed"
-        yield (
-            "first token",
-            f"p50 {figures['first_token_ms_p50']:,.0f} ms, p95 {figures['first_token_ms_p95']:,.0f} ms",
-        )
-        yield (
-            "per keystroke",
-            f"p50 {figures[f'{computed}_p50']:,.0f}, p95 {figures[f'{computed}_p95']:,.0f}, "
-            f"mean {figures[f'{computed}_mean']:,.1f} tokens computed",
-        )
-        yield (
-            "",
-            f"{100 * figures['prompt_tokens_reused_share']:.1f} % reused, "
-            f"{100 * figures['answered_without_pass_share']:.1f} % answered without a pass",
-        )
-    if figures.get("tokens_per_second"):
-        yield "writing", f"{figures['tokens_per_second']:,.1f} tokens/s"
-    yield from _draft_rows(figures)
-    yield from _section("jobs", job_lines(figures.get("jobs_by_lane", {})))
-    yield from _memory_rows(figures)
-    if suggestions := figures.get("suggestions"):
-        shown, accepted = suggestions.get("shown", 0), suggestions.get("accepted", 0)
-        yield "suggestions", f"{accepted:,} of {shown:,} accepted"
-
-
-def _draft_rows(figures: Figures) -> Iterator[tuple[str, str]]:
-    if figures.get("draft_tokens_checked"):
-        share = 100 * figures["draft_tokens_accepted_share"]
-        yield "drafts", f"{share:.1f} % accepted, {figures['draft_length_mean']:.1f} long (mean)"
-    yield from _section("drafting", draft_lines(figures.get("drafting", {})))
-
-
-def _memory_rows(figures: Figures) -> Iterator[tuple[str, str]]:
-    if "kv_bytes" in figures:
-        yield "KV", f"{mib(figures['kv_bytes'])} of {mib(figures['kv_bytes_limit'])}"
-    yield from _section("", document_lines(figures.get("kv_by_document", [])))
-    if "gpu_memory_bytes" in figures:
-        used, limit = figures["gpu_memory_bytes"], figures["gpu_memory_bytes_limit"]
-        yield "GPU memory", f"{mib(used)} of {mib(limit)}"
-    yield "memory", f"{mib(figures['memory_bytes'])} of the process"
-
-
-def _section(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(lines):
-        yield "" if number else name, line

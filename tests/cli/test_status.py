@@ -10,6 +10,13 @@ import pytest
 from completion_ls.cli import main, status
 from completion_ls.lsp import count_file
 
+DAEMON: dict[str, Any] = {
+    "endpoint": "engine-1",
+    "pid": 7,
+    "uptime_s": 60.0,
+    "memory_bytes": 600 * 2**20,
+}
+
 
 def test_nothing_runs_and_nothing_was_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["status"]) == 1
@@ -44,16 +51,17 @@ def test_a_daemon_has_the_counts_of_its_model(
     count_file.add({"ours": {"shown": 3}, "other": {"shown": 5}}, 5)
 
     async def daemons() -> list[dict[str, Any]]:
-        return [{"model": "ours", "jobs": 7}, {"model": "new", "jobs": 8}]
+        return [DAEMON | {"model": "ours", "jobs": 7}, DAEMON | {"model": "new", "jobs": 8}]
 
     monkeypatch.setattr(status, "_daemons", daemons)
     assert main.main(["status", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["jobs"], first["suggestions"]["shown"]) == (7, 3)
-    assert second == {"model": "new", "jobs": 8}
+    assert second == DAEMON | {"model": "new", "jobs": 8}
     assert main.main(["status"]) == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert said.count("model ours") == 2 and "model other" in said
+    assert "─ ours ─" in said and "model ours" in said and "model other" in said
+    assert "600 MiB of the process" in said and "jobs 7" in said and "jobs 8" in said
 
 
 def test_a_model_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:

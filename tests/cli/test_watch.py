@@ -96,10 +96,11 @@ def test_every_figure_is_there_in_eighty_columns() -> None:
         "210 MiB of 512 MiB 120 MiB main.py 90 MiB (no name)",
         "21,504 MiB of 24,576 MiB",
         "600 MiB of the process",
-        "11 of 40 accepted",
+        "a-model: 11 of 40 suggestions accepted",
     ):
         assert wanted in said
-    (line,) = watched.lines(0)
+    line, counted = watched.lines(0)
+    assert counted == "a-model: 11 of 40 suggestions accepted"
     assert line.startswith("a-model: first token p50 12 ms") and "\n" not in line
 
 
@@ -122,8 +123,27 @@ def test_names_are_text() -> None:
     assert "[/red]a[b].py" in said and "m[/red]xxx" in said
 
 
-def test_a_daemon_that_goes_and_comes_back() -> None:
+def test_two_daemons_are_all_there_in_a_small_terminal() -> None:
     watched = Watch()
+    watched.update([figures(), figures(endpoint="engine-2", pid=8)], 0)
+    console = Console(width=80, height=24)
+    lines = console.render_lines(watched.panels(0, is_brief=True))
+    assert len(lines) < 24
+    said = " ".join("".join(part.text for line in lines for part in line).replace("│", " ").split())
+    assert said.count("writing 71.2 tokens/s") == 2
+    assert said.count("11 of 40 suggestions accepted") == 1
+
+
+def test_a_daemon_that_has_left_has_not_crashed() -> None:
+    watched = Watch(is_there=lambda name: False)
+    watched.update([figures()], 0)
+    watched.update([], 2)
+    said = shown(watched, now=4)
+    assert "It has left, 0:00:02 ago" in said and "not answered" not in said
+
+
+def test_a_daemon_that_goes_and_comes_back() -> None:
+    watched = Watch(is_there=lambda name: True)
     assert "No engine daemon is running" in shown(watched)
     assert "No engine daemon is running" in watched.lines(0)[0]
     other = figures(endpoint="engine-2", model="other")
@@ -131,7 +151,7 @@ def test_a_daemon_that_goes_and_comes_back() -> None:
     watched.update([other], 10)
     watched.update([other], 20)
     said = shown(watched, now=75)
-    assert "has not answered for 0:01:05" in said
+    assert "has not answered for 0:01:05" in said  # its socket is there
     assert said.index("a-model") < said.index("other")
     assert "p50 12 ms" in said  # the other one's
     assert "has not answered" in watched.lines(75)[0]
@@ -159,8 +179,8 @@ def test_without_a_terminal_there_are_lines(
     monkeypatch.setattr(watch, "collect", collect)
     monkeypatch.setattr("completion_ls.cli.watch.time.sleep", sleep)
     assert watch.run() == 0
-    one, two = capsys.readouterr().out.splitlines()
-    assert "71.2 tokens/s" in one and "has not answered" in two
+    one, counted, two, _ = capsys.readouterr().out.splitlines()
+    assert "71.2 tokens/s" in one and "11 of 40" in counted and "It has left" in two
     assert "\x1b" not in one
 
 
@@ -234,7 +254,7 @@ async def test_it_follows_a_real_daemon(tmp_path: Path, screen: Screen) -> None:
     await asyncio.to_thread(screen.wait_for, lambda text: "key: 0 running, 0 waiting" in text)
     connection.close()
     await stop_daemon(Endpoint.of(config))
-    await asyncio.to_thread(screen.wait_for, lambda text: "has not answered" in text)
+    await asyncio.to_thread(screen.wait_for, lambda text: "It has left" in text)
     (await attach(config)).close()
     await asyncio.to_thread(screen.wait_for, lambda text: "started again once" in text)
     os.write(screen.terminal, b"q")
