@@ -31,10 +31,8 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
             config = config.with_audit(audit)
         logging.getLogger("completion_ls").setLevel(config.log_level.upper())
         endpoint = Endpoint.of(config)
-        if by_hand:
-            print(f"Serving {endpoint.name}; Ctrl-C stops it.", file=sys.stderr)
         daemon = Daemon(config, endpoint)
-        asyncio.run(daemon.run())
+        asyncio.run(daemon.run(_say) if by_hand else daemon.run())
     except (SettingsError, OSError, ValueError) as error:
         print(f"completion-ls daemon: {error}", file=sys.stderr)
         return 1
@@ -46,6 +44,10 @@ def run(config_file: str | None, *, audit: int | None = None) -> int:
     logging.shutdown()
     # A front that started it has heard why, and takes another status for one that never listened.
     os._exit(1 if by_hand and daemon.failure else 0)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def stop() -> int:

@@ -102,8 +102,9 @@ class Daemon:
         """Why the model could not be loaded, or the engine failed; empty where neither is so."""
         return self._failure
 
-    async def run(self) -> None:
-        """Serve. Raises AlreadyRunning where another daemon has the endpoint, and OSError."""
+    async def run(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Serve; `say` hears when that begins. Raises AlreadyRunning where another daemon has the
+        endpoint, and OSError."""
         life = FileLock(self._endpoint.life_lock)
         try:
             # One that is leaving holds it for a moment longer.
@@ -120,6 +121,7 @@ class Daemon:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._worker = Worker(self._config, self._publish)
         self._server = await self._listen()
+        say(f"Serving {self._endpoint.name}; Ctrl-C stops it.")
         tasks = [asyncio.create_task(self._watch_endpoint())]
         if port := self._config.daemon.metrics_port:
             tasks.append(asyncio.create_task(self._serve_metrics(port)))

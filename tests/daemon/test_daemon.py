@@ -19,6 +19,7 @@ import msgpack
 import pytest
 
 from completion_ls.config.settings import Settings
+from completion_ls.daemon.server import AlreadyRunning, Daemon
 from completion_ls.wire import codec
 from completion_ls.wire.attach import StartFailed, attach
 from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
@@ -484,6 +485,15 @@ async def test_who_does_not_read_is_cut_off_and_others_go_on(config: DaemonConfi
     while await fronts():
         await asyncio.sleep(0.05)
     deaf.close()
+    connection.close()
+
+
+async def test_a_second_one_does_not_say_that_it_serves(config: DaemonConfig) -> None:
+    connection = await running(config)
+    said: list[str] = []
+    with pytest.raises(AlreadyRunning):
+        await Daemon(config, Endpoint.of(config)).run(said.append)
+    assert not said
     connection.close()
 
 
