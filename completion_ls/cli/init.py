@@ -52,6 +52,10 @@ def run(profile: str | None, *, dry_run: bool) -> int:
         file = paths.config_file()
         text = user_file.read(file)
         old = user_file.values(text, file).get(PROFILE_KEY)
+        _, before = resolve()
+        before = [one for one in before if one.key != PROFILE_KEY]  # that one is chosen here
+        for problem in before:
+            print(problem)
         card = find_card()
         print(found(card))
         if profile is None:
@@ -74,7 +78,8 @@ def run(profile: str | None, *, dry_run: bool) -> int:
         print(f"Mind that {PROFILE_VARIABLE}={first} is set and goes before the file; unset it.")
     settings, problems = resolve([("the chosen profile", {PROFILE_KEY: profile})])
     for problem in problems:
-        print(problem)
+        if problem not in before:
+            print(problem)
     print("Next:")
     for number, step in enumerate(steps(settings, profile, card), 1):
         print(f"{number}. {step}")

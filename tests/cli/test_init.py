@@ -222,6 +222,16 @@ def test_own_settings_that_matter(
     assert says in capsys.readouterr().out
 
 
+def test_a_setting_that_is_refused_is_said_first_and_once(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("profile = 'no-such'\n[model]\nnam = 'a/b'\n")
+    assert init.run(None, dry_run=True) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Setting 'model.nam' in ") and said.count("'model.nam'") == 1
+    assert "there is no profile" not in said  # it is chosen now
+
+
 def test_a_model_that_must_be_made(
     file: Path,
     capsys: pytest.CaptureFixture[str],
