@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from completion_ls.config.profiles import of_profile
+from completion_ls.config.sources import profile_names, profiles_dir
 from completion_ls.models import catalogue, convert, fetch, hub
 from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
@@ -199,6 +201,11 @@ def _unknown(name: str) -> ModelError:
             f"{name!r} names no revision behind its @; leave that out for the main one."
         )
     if os.sep in name or name.startswith(("~", ".")) or name.lower().endswith(".gguf"):
+        if profile := _profile_of(name):
+            return ModelError(
+                f"There is no model file or folder {name} yet. The model of the profile "
+                f"{profile} is one that you make: {profiles_dir() / profile}.toml says how."
+            )
         return ModelError(f"There is no model file or folder {name}; check the path.")
     names = [known.name for known in (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)]
     nearest = difflib.get_close_matches(name, names, n=1)
@@ -207,6 +214,15 @@ def _unknown(name: str) -> ModelError:
         f"There is no model called {name!r}; {hint} Else give a folder, a .gguf file or a repository "
         "of the Hugging Face hub (owner/name)."
     )
+
+
+def _profile_of(path: str) -> str | None:
+    """The profile whose model belongs at this path."""
+    for profile in profile_names():
+        own = of_profile(profile)[1]
+        if own.startswith("~") and _path(own) == _path(path):
+            return profile
+    return None
 
 
 def _from_catalogue(entry: CatalogueEntry, progress: Progress, offline: bool) -> LocalModel:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from completion_ls.config.settings import EngineSettings, ModelSettings
+from completion_ls.config.sources import profiles_dir
 from completion_ls.doctor import architecture, fim, model, rope, vocabulary
 from completion_ls.doctor.lines import Line, Notes
 from completion_ls.models import catalogue, fetch, hub, local
@@ -127,6 +128,10 @@ def test_a_draft_of_another_vocabulary(
     [
         ("/no/such/model", "There is no model file or folder /no/such/model; check the path."),
         ("smollm2-135m-instuct", "did you mean 'smollm2-135m-instruct'?"),
+        (
+            "~/models/Qwen3-Coder-30B-A3B-Instruct-exl2-4.0bpw",
+            "one that you make: " + str(profiles_dir() / "nvidia-24gb-moe.toml says how."),
+        ),
         ("someone/something", "`completion-ls models pull someone/something` fetches it"),
     ],
 )
