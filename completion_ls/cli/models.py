@@ -53,12 +53,12 @@ def list_models() -> int:
     """Print the catalogue, and what else was fetched from the hub, as a table."""
     known = hub.known()
     entries = (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES)
-    table = Table()
-    # Whole in a narrow terminal, too, so that it can be copied.
+    table = Table(show_lines=True)
+    # Whole in a narrow terminal, too, so that it can be copied; what it is stands below it.
     longest = max(len(name) for name in [entry.name for entry in entries] + [str(m) for m in known])
-    table.add_column("name", no_wrap=True, min_width=longest)
-    for heading in ("size", "licence", "state", "what"):
-        table.add_column(heading)
+    table.add_column("name", min_width=longest, overflow="fold")
+    for heading in ("size", "licence", "state"):
+        table.add_column(heading, no_wrap=True)
     places = []
     for entry in catalogue.ENTRIES:
         ready = local.find(entry)
@@ -70,7 +70,9 @@ def list_models() -> int:
             state, place = NOT_FETCHED, ""
         if place:
             places.append(f"{entry.name}: {place}")
-        table.add_row(entry.name, megabytes(entry.size), entry.licence, state, entry.description)
+        table.add_row(
+            f"{entry.name}\n{entry.description}", megabytes(entry.size), entry.licence, state
+        )
     listed = set()
     for one in catalogue.HUB_ENTRIES:
         repository = hub.HubModel(one.repository, one.revision)
@@ -78,13 +80,13 @@ def list_models() -> int:
         state, place = _on_disk(repository)
         if place:
             places.append(f"{one.name}: {place}")
-        table.add_row(one.name, megabytes(one.size), one.licence, state, one.description)
+        table.add_row(f"{one.name}\n{one.description}", megabytes(one.size), one.licence, state)
     for repository in known:
         if repository not in listed:
             state, place = _on_disk(repository)
             if place:
                 places.append(f"{repository}: {place}")
-            table.add_row(str(repository), "", "", state, "from the Hugging Face hub")
+            table.add_row(f"{repository}\nfrom the Hugging Face hub", "", "", state)
     console = Console(highlight=False, markup=False)
     console.print(table)
     for line in places:  # below the table, whole, so that they can be copied

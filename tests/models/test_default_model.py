@@ -79,6 +79,16 @@ def test_the_commands_when_it_is_missing(cache, capsys):
     assert "not fetched" in capsys.readouterr().out
 
 
+def test_the_list_is_whole_in_eighty_columns(cache, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert models.list_models() == 0
+    said = capsys.readouterr().out
+    assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
+    for entry in (*catalogue.ENTRIES, *catalogue.HUB_ENTRIES):
+        assert entry.name in said and entry.licence in said
+        assert set(entry.description.split()) <= set(said.split())
+
+
 def test_the_commands_with_an_unknown_name(cache, capsys):
     assert models.pull("smollm3") == 1
     assert "`completion-ls models list` names some" in capsys.readouterr().err
