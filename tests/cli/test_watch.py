@@ -25,6 +25,7 @@ from completion_ls.wire.attach import attach
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.messages import Ready
 from completion_ls.wire.stop import stop_daemon
+from support.program import heed_interrupts
 from support.tiny_model import write_tiny_model
 
 MIB = 2**20
@@ -197,6 +198,7 @@ class Screen:
             stdout=end,
             stderr=end,
             env={**os.environ, "TERM": "xterm"},
+            preexec_fn=heed_interrupts,
         )
         self._end = end
         self.text = ""

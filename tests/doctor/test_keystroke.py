@@ -21,6 +21,7 @@ from completion_ls.doctor.lines import Line, Notes
 from completion_ls.models.store import silent
 from completion_ls.wire.attach import attach
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+from support.program import heed_interrupts
 from support.scripted_daemon import Script
 
 Lines = Callable[[Callable[[Notes], Any]], dict[str, Line]]
@@ -138,6 +139,7 @@ def test_who_interrupts_it_leaves_no_daemon_behind(folder: Path, isolated: dict[
         [sys.executable, "-m", "completion_ls", "doctor"],
         stdout=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     ) as program:
         deadline = time.monotonic() + 60
         while not any(place.glob("*.life.lock")) and time.monotonic() < deadline:

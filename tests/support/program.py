@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -15,3 +16,8 @@ def real_program(folder: Path) -> Path:
     program.write_text(f"#!/bin/sh\n{variable}\n{command}\n")
     program.chmod(0o755)
     return program
+
+
+def heed_interrupts() -> None:
+    """For `preexec_fn`: what runs in the background of a shell ignores Ctrl-C, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
