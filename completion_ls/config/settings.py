@@ -159,7 +159,7 @@ class DaemonSettings(Section):
     audit: Annotated[int, Field(ge=0)] = 0
     """Compute one answer in so many again from scratch and count differences in `status`; 0 is never."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Serve the figures of `status` to Prometheus at `http://127.0.0.1:PORT/metrics`, which needs the
+    """Serve the figures of `status` to Prometheus, at `/metrics` on this port of 127.0.0.1. Needs the
     package `prometheus-client`; 0 is off."""
 
 
