@@ -70,7 +70,7 @@ def test_documents_are_named_without_their_folders_and_the_largest_first() -> No
         "file:///home/me/secret%20work/a%20b.py": 5,
         "vscode-notebook-cell:/home/me/book.ipynb#W0sZmlsZQ": 7,
         "untitled:Untitled-1": 6,
-        "file:///c:/work/x.py": 4,
+        "file:///c:/home/x.py": 4,
         "C:\\work\\y.py": 3,
         "": 2,
         "file://[bad/z.py": 1,

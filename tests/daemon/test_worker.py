@@ -144,8 +144,8 @@ def test_other_files_are_a_part_of_the_prompt(running: Running) -> None:
 
 
 def test_kv_is_told_by_document(running: Running) -> None:
-    running.end_of(running.submit("".join(LINES[:30]), document="file:///work/one.py"))
-    running.end_of(running.submit("def other():\n    ", document="file:///work/two.py"))
+    running.end_of(running.submit("".join(LINES[:30]), document="file:///one.py"))
+    running.end_of(running.submit("def other():\n    ", document="file:///two.py"))
     figures = running.idle()
     used = {one["document"]: one["bytes"] for one in figures["kv_by_document"]}
     assert used.keys() == {"one.py", "two.py"}
