@@ -162,11 +162,9 @@ def places(problem: Problem, cuts: int, seed: int) -> list[Place]:
 def uncovered(prompt: Prompt, prompts: PromptBuilder) -> Prompt:
     """The same text with the last word in the tokenizer's own tokens, and nothing that says that it may
     go on."""
-    word = prompt.unfinished
-    if word is None:
+    if prompt.unfinished is None:
         return prompt
-    before = prompt.ids[: len(prompt.ids) - word.tokens]
-    return Prompt((*before, *prompts.section(word.text.decode())), None)
+    return Prompt((*prompt.before, *prompts.section(prompt.typed)), None)
 
 
 @dataclass(slots=True)
@@ -210,31 +208,22 @@ class Writer:
         weighing = weigh(loaded.prompts, loaded.tokenizer, request, budget, self._ids.__next__)
         if weighing is None:
             return []
-        job = next(weighing.ways)
-        engine.add(job)
+        engine.add(weighing.job)
         while True:
             for event in engine.step():
-                try:
-                    following = weighing.ways.send(event)
-                except StopIteration as end:
-                    engine.cancel(job.id)
-                    return [(way, weighing.search.text(way)) for way in end.value]
-                if following is not job:
-                    engine.cancel(job.id)
-                    engine.add(job := following)
+                if (found := weighing.advance(engine, event)) is not None:
+                    return [(way, weighing.search.text(way)) for way in found]
 
     def pieces(self, prompt: Prompt) -> Generator[Piece, None, None]:
         """The model's text as it comes, without the unfinished word. Closing ends the job."""
-        engine, word = self.loaded.engine, prompt.unfinished
-        before = prompt.ids[: len(prompt.ids) - word.tokens] if word else prompt.ids
-        skip = len(word.text.decode()) if word else 0
-        text = Detokenizer(self.loaded.tokenizer, before, skip)
+        engine = self.loaded.engine
+        text = Detokenizer(self.loaded.tokenizer, prompt.before, len(prompt.typed))
         job = Job(
             next(self._ids),
             prompt.ids,
             self.settings.completion.max_tokens,
             self.loaded.prompts.stop_token_ids,
-            unfinished=word,
+            unfinished=prompt.unfinished,
         )
         engine.add(job)
         self.was_cut = False

@@ -136,23 +136,18 @@ class Search:
         if self._end(beginning) is not None or len(beginning) >= self.most_tokens:
             return list(beginning)
         tried = yield from self._try(
-            self.job(self._before, max_new_tokens=self.most_tokens, given=beginning)
+            self.job(self.prompt.before, max_new_tokens=self.most_tokens, given=beginning)
         )
         return tried.tokens
 
     def _read(self, tokens: Tokens) -> Generator[Job, Event, Logprobs]:
-        job = self.job(self._before, max_new_tokens=len(tokens), given=tokens)
+        job = self.job(self.prompt.before, max_new_tokens=len(tokens), given=tokens)
         found: list[float] = []
         while True:
             event = yield job
             found += event.logprobs
             if event.finish is not None:
                 return tuple(found)
-
-    @property
-    def _before(self) -> Tokens:
-        word = self.prompt.unfinished
-        return self.prompt.ids[: len(self.prompt.ids) - word.tokens] if word else self.prompt.ids
 
     def _bytes(self, tokens: Sequence[int]) -> tuple[bytes, int]:
         """What tokens spell, and where in it what was not typed begins."""

@@ -9,19 +9,37 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from completion_ls.daemon.repository import repository_of
-from completion_ls.daemon.ways import Search, Ways, text_below
+from completion_ls.daemon.ways import Search, Way, Ways, text_below
 from completion_ls.decode.vocabulary import spelling_of
-from completion_ls.engines.contract import Job, Lane
+from completion_ls.engines.contract import Engine, Event, Job, Lane
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.wire.messages import Complete
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Weighing:
     """Lines are weighed: what for, and how far it is."""
 
     search: Search
     ways: Ways
+    job: Job
+    """The one under way, which the engine is to have."""
+
+    def advance(self, engine: Engine, event: Event) -> list[Way] | None:
+        """Take an event of the job, and give the engine the next one in its place where it is of no more
+        use; returns the ways, the best first, when they are found. Raises ValueError where the engine
+        refuses a job."""
+        try:
+            wanted = self.ways.send(event)
+        except StopIteration as end:
+            engine.cancel(self.job.id)
+            found: list[Way] = end.value
+            return found
+        if wanted is not self.job:
+            engine.cancel(self.job.id)
+            self.job = wanted
+            engine.add(wanted)
+        return None
 
 
 def weigh(
@@ -51,7 +69,7 @@ def weigh(
             new_id(),
             prompt,
             stop_token_ids=prompts.stop_token_ids,
-            lane=lane_of(request),
+            lane=Lane[request.lane.upper()],
             # The lines are much alike: what follows in one is a good draft for the others.
             document=request.document,
             **more,
@@ -66,9 +84,5 @@ def weigh(
         spell=spelling_of(tokenizer),
         section=prompts.section,
     )
-    return Weighing(search, search.ways())
-
-
-def lane_of(request: Complete) -> Lane:
-    """The lane that a request asks for."""
-    return {"key": Lane.KEY, "manual": Lane.MANUAL, "background": Lane.BACKGROUND}[request.lane]
+    ways = search.ways()
+    return Weighing(search, ways, next(ways))

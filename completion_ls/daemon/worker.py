@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics, of_engine
-from completion_ls.daemon.weighing import Weighing, lane_of, weigh
+from completion_ls.daemon.weighing import Weighing, weigh
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
@@ -233,7 +233,7 @@ class Worker(threading.Thread):
                 if weighing is None:
                     self._send(peer, _nothing(request))
                     return
-                job = next(weighing.ways)
+                job = weighing.job
                 text = Detokenizer(loaded.tokenizer, job.prompt)
             else:
                 job, text = self._job(loaded, request)
@@ -260,19 +260,17 @@ class Worker(threading.Thread):
             suffix_share=request.suffix_share,
             repository=repository_of(request),
         )
-        word = prompt.unfinished
         job = Job(
             id=self._new_id(),
             prompt=prompt.ids,
             max_new_tokens=request.max_tokens,
             stop_token_ids=loaded.prompts.stop_token_ids,
             sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
-            lane=lane_of(request),
-            unfinished=word,
+            lane=Lane[request.lane.upper()],
+            unfinished=prompt.unfinished,
             document=request.document,
         )
-        before = prompt.ids[: -word.tokens] if word and word.tokens else prompt.ids
-        return job, Detokenizer(loaded.tokenizer, before, len(word.text.decode()) if word else 0)
+        return job, Detokenizer(loaded.tokenizer, prompt.before, len(prompt.typed))
 
     def _drop(self, loaded: Loaded, peer: Hashable, name: int, *, complete: bool = False) -> None:
         id = self._by_name.get((peer, name))
@@ -360,16 +358,8 @@ class Worker(threading.Thread):
             job.has_text = True
             self.statistics.awaited_without_pass += not job.unawaited and not job.passes
         if text:
-            chunk = Chunk(
-                id=job.request.id,
-                text=text,
-                reused=event.reused,
-                computed=event.computed,
-                logprobs=[piece.logprob for piece in job.unsent],
-                sizes=[len(piece.text) for piece in job.unsent],
-            )
+            self._send(job.peer, _chunk(job, job.unsent, event))
             job.unsent = []
-            self._send(job.peer, chunk)
         if finish:
             self._forget(event.job_id)
             self._send(job.peer, _done(job, finish, event, now_ms))
@@ -386,38 +376,22 @@ class Worker(threading.Thread):
             self._send(job.peer, _done(job, event.finish, event, now_ms))
             return
         try:
-            wanted = weighing.ways.send(event)
-        except StopIteration as end:
-            self._forget(event.job_id)
-            for way in end.value[: job.request.ways]:
-                text = weighing.search.text(way)
-                self._send(
-                    job.peer,
-                    Chunk(
-                        id=job.request.id,
-                        text=text,
-                        reused=event.reused,
-                        computed=event.computed,
-                        logprobs=[way.logprob],
-                        sizes=[len(text)],
-                    ),
-                )
-            self._send(job.peer, _done(job, "line", event, now_ms))
-            return
+            found = weighing.advance(loaded.engine, event)
         except Exception as error:
             loaded.engine.cancel(event.job_id)
             self._fail(event.job_id, _sentence(error))
             return
-        if wanted is not job.job:
-            loaded.engine.cancel(job.job.id)
-            del self._jobs[job.job.id]
-            job.job, job.reused, job.computed = wanted, 0, 0
-            self._jobs[wanted.id] = job
-            self._by_name[job.peer, job.request.id] = wanted.id
-            try:
-                loaded.engine.add(wanted)
-            except ValueError as error:
-                self._fail(wanted.id, _sentence(error))
+        if found is not None:
+            self._forget(event.job_id)
+            for way in found[: job.request.ways]:
+                line = Piece(weighing.search.text(way), way.logprob)
+                self._send(job.peer, _chunk(job, [line], event))
+            self._send(job.peer, _done(job, "line", event, now_ms))
+        elif weighing.job is not job.job:
+            del self._jobs[event.job_id]
+            job.job, job.reused, job.computed = weighing.job, 0, 0
+            self._jobs[job.job.id] = job
+            self._by_name[job.peer, job.request.id] = job.job.id
 
     def _served(self, loaded: Loaded, job: TextJob) -> None:
         """Somebody has first text: what comes next may be computed."""
@@ -441,6 +415,17 @@ class Worker(threading.Thread):
             **self.statistics.figures(),
             **self._aside.figures(),
         }
+
+
+def _chunk(job: TextJob, found: Sequence[Piece], event: Event) -> Chunk:
+    return Chunk(
+        id=job.request.id,
+        text="".join(piece.text for piece in found),
+        reused=event.reused,
+        computed=event.computed,
+        logprobs=[piece.logprob for piece in found],
+        sizes=[len(piece.text) for piece in found],
+    )
 
 
 def _done(job: TextJob, finish: str, event: Event, now_ms: float) -> Done:

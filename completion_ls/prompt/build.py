@@ -57,6 +57,16 @@ class Prompt:
     ids: tuple[int, ...]
     unfinished: Unfinished | None
 
+    @property
+    def before(self) -> tuple[int, ...]:
+        """What the output is put behind: all but the unfinished word."""
+        return self.ids[: len(self.ids) - (self.unfinished.tokens if self.unfinished else 0)]
+
+    @property
+    def typed(self) -> str:
+        """The unfinished word, with which the output begins; empty where there is none."""
+        return self.unfinished.text.decode() if self.unfinished else ""
+
 
 class PromptBuilder:
     """Builds prompts for one model."""
