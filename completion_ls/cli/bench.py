@@ -26,6 +26,7 @@ from completion_ls.bench.llama_cpp import PeerError, PeerTimes
 from completion_ls.bench.load_average import load_average
 from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.plot import write_plot
+from completion_ls.bench.protocol import Busy
 from completion_ls.bench.replay import replay as run_replay
 from completion_ls.bench.replay import worth_of
 from completion_ls.bench.shown import rows as shown_rows
@@ -43,6 +44,19 @@ T = TypeVar("T")
 
 class MissingExtra(Exception):
     """An optional package is not installed; the message says how to get it."""
+
+
+FAILURES = (
+    *(OSError, ValueError, SettingsError, MissingExtra, Busy),
+    *(EngineFailed, EditorError, PeerError, ModelError),
+)
+"""What a measurement may raise, each with a sentence."""
+
+
+def failed(error: Exception) -> int:
+    """Say why nothing was measured; returns the exit status."""
+    print(f"completion-ls bench: {error}", file=sys.stderr)
+    return 1
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -71,12 +85,8 @@ def replay(options: argparse.Namespace) -> int:
                 "llama.cpp", stretch, lambda bar: llama_cpp.replay(stretch, settings, bar)
             )
             peer = llama
-    except (
-        *(OSError, ValueError, SettingsError, MissingExtra),
-        *(EngineFailed, EditorError, PeerError, ModelError),
-    ) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     summary = summarize(session.keystrokes, session.engine_time)
     found = worth_of(session, stretch)
     load = load_average()
@@ -125,12 +135,8 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
             report = asyncio.run(
                 engine_bench.measure(settings, options.against, options.rounds, sizes, say)
             )
-    except (
-        *(OSError, ValueError, SettingsError, MissingExtra),
-        *(EngineFailed, PeerError, ModelError),
-    ) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
         return 0

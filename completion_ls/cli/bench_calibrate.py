@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +18,9 @@ from completion_ls.bench.infill import Writer
 from completion_ls.bench.load_average import load_average
 from completion_ls.bench.shown import Worth
 from completion_ls.bench.trace import read_trace
+from completion_ls.cli.bench import FAILURES, failed
 from completion_ls.config.settings import CompletionSettings
-from completion_ls.config.sources import SettingsError, resolve_strict
-from completion_ls.models.errors import ModelError
+from completion_ls.config.sources import resolve_strict
 from completion_ls.wire.endpoint import DaemonConfig
 
 
@@ -52,9 +51,8 @@ def run(options: argparse.Namespace) -> int:
                 loaded.engine.close()
             bar.update(task, description="thresholds")
             found = calibrate(asked, settings)
-    except (OSError, ValueError, SettingsError, ModelError) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     about = {
         "model": loaded.name,
         "trace": options.trace.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -34,8 +33,8 @@ from completion_ls.bench.infill_figures import (
     decided,
 )
 from completion_ls.bench.load_average import load_average
-from completion_ls.config.sources import SettingsError, resolve_strict
-from completion_ls.models.errors import ModelError
+from completion_ls.cli.bench import FAILURES, failed
+from completion_ls.config.sources import resolve_strict
 from completion_ls.wire.endpoint import DaemonConfig
 
 
@@ -66,9 +65,8 @@ def infill(options: argparse.Namespace) -> int:
                 took = time.perf_counter() - began
             finally:
                 loaded.engine.close()
-    except (OSError, ValueError, SettingsError, ModelError) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     about = {
         "file": options.file.name,
         "problems": len(problems),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import get_args
 
@@ -13,9 +12,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.bench.engine import read_prompts
 from completion_ls.bench.engine_figures import Sizes
-from completion_ls.cli.bench import saying, torch_settings
-from completion_ls.config.sources import SettingsError
-from completion_ls.models.errors import ModelError
+from completion_ls.cli.bench import FAILURES, failed, saying, torch_settings
 from completion_ls.models.local import LocalModel, prepare
 
 SAMPLING = "temperature 0.6, top-p 0.9"
@@ -93,8 +90,7 @@ def _shown(work: Callable[[Callable[[str], None]], Table]) -> int:
     try:
         with saying() as say:
             table = work(say)
-    except (OSError, ValueError, SettingsError, ModelError) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     Console().print(table)
     return 0

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from completion_ls.bench.protocol import MOST_BUSY, ROUNDS, TOKENS, Busy, Report, Result, measure
-from completion_ls.cli.bench import MissingExtra, need, saying
-from completion_ls.config.sources import SettingsError, resolve_strict
-from completion_ls.models.errors import ModelError
-from completion_ls.wire.client import EngineFailed
+from completion_ls.bench.protocol import MOST_BUSY, ROUNDS, TOKENS, Report, Result, measure
+from completion_ls.cli.bench import FAILURES, failed, need, saying
+from completion_ls.config.sources import resolve_strict
 
 HEAD = ("", "context", "tokens/s", "from", "to", "first token")
 
@@ -31,12 +28,8 @@ def run(options: argparse.Namespace) -> int:
             report = asyncio.run(measure(settings, force=options.force, say=say))
         if options.plot:
             plot(options.plot, report)
-    except (
-        *(OSError, ValueError, SettingsError, MissingExtra),
-        *(Busy, EngineFailed, ModelError),
-    ) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
     elif options.markdown:

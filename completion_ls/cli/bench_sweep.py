@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from completion_ls.bench.protocol import Busy
 from completion_ls.bench.sweep import TOKENS, Report, measure
 from completion_ls.bench.sweep_figures import Question, Row
-from completion_ls.cli.bench import MissingExtra, need, saying
+from completion_ls.cli.bench import FAILURES, failed, need, saying
 from completion_ls.cli.bench_protocol import busy_notes
-from completion_ls.config.sources import SettingsError, resolve_strict
-from completion_ls.models.errors import ModelError
-from completion_ls.wire.client import EngineFailed
+from completion_ls.config.sources import resolve_strict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,12 +51,8 @@ def run(options: argparse.Namespace) -> int:
                     say=say,
                 )
             )
-    except (
-        *(OSError, ValueError, SettingsError, MissingExtra),
-        *(Busy, EngineFailed, ModelError),
-    ) as error:
-        print(f"completion-ls bench: {error}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        return failed(error)
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
     elif options.markdown:

@@ -104,14 +104,15 @@ def test_the_picture_is_one(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("command", ["protocol", "sweep"])
 def test_on_a_busy_machine_nothing_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     async def busy() -> float:
         return 1.7
 
     monkeypatch.setattr(protocol, "busy_processors", busy)
-    assert main(["bench", "protocol"]) == 1
+    assert main(["bench", command]) == 1
     written = capsys.readouterr()
     assert "keeps 1.7 processors busy" in written.err and "--force" in written.err
     assert written.out == ""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_ls.bench import protocol, sweep, sweep_plan
+from completion_ls.bench import sweep, sweep_plan
 from completion_ls.bench.acceptance import OTHER_NOISE
 from completion_ls.bench.child import Json
 from completion_ls.bench.sweep import Report, Sweep, Texts
@@ -437,19 +437,6 @@ def test_nothing_of_an_earlier_run_is_found_again(answer: Callable[..., Json]) -
         done = answer(Arm(), number)
         assert done["passes"] == done["rest"] == 39
         assert done["accepted"] == done["checked"] == done["draft_s"] == 0
-
-
-def test_on_a_busy_machine_nothing_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def busy() -> float:
-        return 1.7
-
-    monkeypatch.setattr(protocol, "busy_processors", busy)
-    assert main(["bench", "sweep"]) == 1
-    written = capsys.readouterr()
-    assert "keeps 1.7 processors busy" in written.err and "--force" in written.err
-    assert written.out == ""
 
 
 @pytest.mark.model
