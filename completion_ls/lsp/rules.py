@@ -144,8 +144,9 @@ def offer(
     if lines and _has_body(lines[0], next_line, unit):
         lines = lines[:1]
     # What opens a block is of use with its body only. A first line may stand alone: the user goes on.
-    first = 1 + (bool(lines) and not lines[0][len(typed) :].strip())
-    while len(lines) > first and _hangs(lines[-1], next_line, unit):
+    starts = enumerate(line[0 if number else len(typed) :] for number, line in enumerate(lines))
+    first = next((number for number, added in starts if added.strip()), len(lines))
+    while len(lines) > first + 1 and _hangs(lines[-1], next_line, unit):
         lines = lines[:-1]
     text = "\n".join(lines)[len(typed) :].rstrip()
     offered = _fitted(text, typed, rest, finished)

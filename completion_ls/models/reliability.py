@@ -62,7 +62,8 @@ def monotone(bins: Iterable[tuple[float, float, int]]) -> list[tuple[float, floa
     for probability, right, count in bins:
         while pooled and pooled[-1][1] >= right:
             p, r, n = pooled.pop()
-            probability = (p * n + probability * count) / (n + count)
+            # Never above the larger one, as rounding could make the sum of both.
+            probability = min(probability, p + (probability - p) * count / (n + count))
             right = (r * n + right * count) / (n + count)
             count += n
         pooled.append((probability, right, count))
