@@ -7,6 +7,7 @@ more than the others. And one answer in so many is computed again, from scratch,
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from completion_ls.daemon.audit import Audit, Output
@@ -42,9 +43,15 @@ class Aside:
         return self._next_line.job_id is not None or self._audit.busy
 
     def served(
-        self, engine: Engine, prompts: PromptBuilder, request: Complete, budget: int, id: int
+        self,
+        engine: Engine,
+        prompts: PromptBuilder,
+        request: Complete,
+        budget: int,
+        id: int,
+        front: Hashable = None,
     ) -> None:
-        """A keystroke has its first text: compute what the next line needs."""
+        """A keystroke at a front has its first text: compute what the next line needs."""
         line = request.prefix.rfind("\n") + 1
         typed = (len(request.prefix) - line) // STRETCH
         above = request.prefix[:line]
@@ -71,6 +78,7 @@ class Aside:
                 1,
                 lane=Lane.BACKGROUND,
                 unfinished=prompt.unfinished,
+                front=front,
                 document=request.document,
             )
             engine.add(job)

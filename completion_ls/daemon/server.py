@@ -25,6 +25,7 @@ from completion_ls.wire.endpoint import LOOPBACK, DaemonConfig, Endpoint
 from completion_ls.wire.messages import (
     PROTOCOL,
     AnsweredWithoutPass,
+    CameIntoView,
     Cancel,
     Complete,
     Error,
@@ -255,6 +256,8 @@ class Daemon:
                     self._worker.cancel(peer.id, message.id, complete=message.complete)
                 case Promote():
                     self._worker.promote(peer.id, message.id)
+                case CameIntoView():
+                    self._worker.came_into_view(peer.id)
                 case AnsweredWithoutPass():
                     self._worker.statistics.without_pass += 1
                 case GetStatus():

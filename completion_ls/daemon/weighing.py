@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,10 @@ def weigh(
     request: Complete,
     budget: int,
     new_id: Callable[[], int],
+    front: Hashable = None,
 ) -> Weighing | None:
-    """The search of a request whose prompt and text below have `budget` tokens, the latter at most half of
-    them; None without text below, and where the model reads it itself."""
+    """The search of a front's request whose prompt and text below have `budget` tokens, the latter at
+    most half of them; None without text below, and where the model reads it itself."""
     below = text_below(request.suffix)
     if prompts.fim or not below:
         return None
@@ -70,6 +71,7 @@ def weigh(
             prompt,
             stop_token_ids=prompts.stop_token_ids,
             lane=Lane[request.lane.upper()],
+            front=front,
             # The lines are much alike: what follows in one is a good draft for the others.
             document=request.document,
             **more,

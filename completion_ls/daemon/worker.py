@@ -17,6 +17,7 @@ from typing import Any
 from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
 from completion_ls.daemon.detokenize import Detokenizer
+from completion_ls.daemon.foreground import Foreground
 from completion_ls.daemon.load import Loaded, load
 from completion_ls.daemon.pieces import Piece, cut, pieces
 from completion_ls.daemon.repository import repository_of
@@ -123,6 +124,7 @@ class Worker(threading.Thread):
         self._jobs: dict[int, TextJob] = {}
         self._by_name: dict[tuple[Hashable, int], int] = {}
         self._aside = Aside(config.daemon.audit)
+        self._foreground = Foreground()
         self._last_id = 0
         self._passes = 0
 
@@ -143,6 +145,10 @@ class Worker(threading.Thread):
     def promote(self, peer: Hashable, id: int) -> None:
         """Serve a background job as a keystroke from now on."""
         self._put(lambda loaded: self._promote(loaded, peer, id))
+
+    def came_into_view(self, peer: Hashable) -> None:
+        """The user is at this peer's window now."""
+        self._put(lambda loaded: self._user_came(loaded, peer))
 
     def cancel_all(self, peer: Hashable) -> None:
         """Drop what a peer that has gone had asked for."""
@@ -226,17 +232,20 @@ class Worker(threading.Thread):
             self._send(peer, Error(code="job", text=again))
             return
         weighing = None
+        self._note_user(loaded, peer, Lane[request.lane.upper()], arrived)
         try:
             if request.ways:
                 budget = _budget(loaded, request)
-                weighing = weigh(loaded.prompts, loaded.tokenizer, request, budget, self._new_id)
+                weighing = weigh(
+                    loaded.prompts, loaded.tokenizer, request, budget, self._new_id, peer
+                )
                 if weighing is None:
                     self._send(peer, _nothing(request))
                     return
                 job = weighing.job
                 text = Detokenizer(loaded.tokenizer, job.prompt)
             else:
-                job, text = self._job(loaded, request)
+                job, text = self._job(loaded, peer, request)
             loaded.engine.add(job)
         except Exception as error:
             self.statistics.failed += 1
@@ -250,7 +259,19 @@ class Worker(threading.Thread):
         )
         self._by_name[peer, request.id] = job.id
 
-    def _job(self, loaded: Loaded, request: Complete) -> tuple[Job, Detokenizer]:
+    def _note_user(self, loaded: Loaded, peer: Hashable, lane: Lane, now: float) -> None:
+        """Somebody waits, on this lane: perhaps the user is there now."""
+        if lane is Lane.KEY:
+            self._foreground.typed(peer, now)
+        elif lane is Lane.MANUAL:
+            self._foreground.came(peer, now)
+        loaded.engine.favour(self._foreground.front)
+
+    def _user_came(self, loaded: Loaded, peer: Hashable) -> None:
+        self._foreground.came(peer, time.perf_counter())
+        loaded.engine.favour(peer)
+
+    def _job(self, loaded: Loaded, peer: Hashable, request: Complete) -> tuple[Job, Detokenizer]:
         """What the engine is asked for, and what makes text of its tokens."""
         prompt = loaded.prompts.build(
             request.prefix,
@@ -268,6 +289,7 @@ class Worker(threading.Thread):
             sampling=Sampling(request.temperature, request.top_p, 0, request.seed),
             lane=Lane[request.lane.upper()],
             unfinished=prompt.unfinished,
+            front=peer,
             document=request.document,
         )
         return job, Detokenizer(loaded.tokenizer, prompt.before, len(prompt.typed))
@@ -285,8 +307,9 @@ class Worker(threading.Thread):
     def _promote(self, loaded: Loaded, peer: Hashable, name: int) -> None:
         id = self._by_name.get((peer, name))
         if id is not None:
-            loaded.engine.promote(id, Lane.KEY)
             job = self._jobs[id]
+            self._note_user(loaded, peer, Lane.KEY, time.perf_counter())
+            loaded.engine.promote(id, Lane.KEY)
             if job.unawaited:
                 job.unawaited, job.arrived = False, time.perf_counter()
                 self.statistics.awaited += 1
@@ -295,6 +318,7 @@ class Worker(threading.Thread):
                     self._served(loaded, job)
 
     def _drop_all(self, loaded: Loaded, peer: Hashable) -> None:
+        self._foreground.left(peer)
         for job in [job for job in self._jobs.values() if job.peer == peer]:
             self._drop(loaded, peer, job.request.id)
 
@@ -394,9 +418,15 @@ class Worker(threading.Thread):
             self._by_name[job.peer, job.request.id] = job.job.id
 
     def _served(self, loaded: Loaded, job: TextJob) -> None:
-        """Somebody has first text: what comes next may be computed."""
+        """Somebody has first text: what comes next may be computed, where the user is."""
+        if job.peer != self._foreground.front:
+            return
         request, budget = job.request, _budget(loaded, job.request)
-        self._work_aside(self._aside.served, loaded.engine, loaded.prompts, request, budget)
+        self._work_aside(
+            lambda id: self._aside.served(
+                loaded.engine, loaded.prompts, request, budget, id, job.peer
+            )
+        )
 
     def _work_aside(self, work: Callable[..., None], *arguments: object) -> None:
         """Have a job of our own made, which must not be the end of those that somebody waits for."""

@@ -7,14 +7,15 @@ One thread steps an engine and nothing else touches it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
 
 class Lane(IntEnum):
-    """Who is served first: a lower lane never waits for a higher one, except for a step in progress."""
+    """Which of a front's jobs is served first: a lower lane never waits for a higher one, except for a
+    step in progress."""
 
     KEY = 0
     """A keystroke: somebody is waiting for ghost text."""
@@ -78,6 +79,8 @@ class Job:
     unfinished: Unfinished | None = None
     fresh: bool = False
     """Compute everything, as an engine that was just loaded would."""
+    front: Hashable = None
+    """Whose job it is: fronts share the engine by the rule of `engines/turns.py`."""
     document: str = ""
     """Whose text it is: drafts are looked for in the earlier suggestions of the same document."""
     given: tuple[int, ...] = ()
@@ -211,9 +214,12 @@ class Engine(Protocol):
     def promote(self, job_id: int, lane: Lane) -> None:
         """Move a job to another lane. Unknown ids are ignored."""
 
+    def favour(self, front: Hashable) -> None:
+        """The user is at this front now: its jobs go first, and its KV is given up last."""
+
     def step(self) -> list[Event]:
         """Do one bounded piece of work (a prefill chunk or one decode pass) for the jobs whose turn
-        it is, lowest lane first. Returns no events when there is nothing to do."""
+        it is (engines/turns.py). Returns no events when there is nothing to do."""
 
     def stats(self) -> EngineStats:
         """Totals so far."""

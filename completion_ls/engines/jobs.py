@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,6 +28,11 @@ class RunningJob:
     def prefilled(self) -> bool:
         """Whether there is output."""
         return bool(self.output)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step was done for it."""
+        return bool(self.reused or self.computed or self.output)
 
     @property
     def base(self) -> int:
@@ -92,21 +97,16 @@ class RunningJob:
 R = TypeVar("R", bound=RunningJob)
 
 
-def next_job(jobs: dict[int, R]) -> R:
-    """Whose turn it is, of jobs in the order of their arrival.
+def first_of(jobs: Sequence[R]) -> R:
+    """The next one of jobs of one front, in the order of their arrival or last step.
 
     In the lowest lane that has jobs, the newest one that is not prefilled goes first, so that a
-    fresh keystroke never waits for an older one's decode; then they take turns (the one that is
-    returned moves to the end).
+    fresh keystroke never waits for an older one's decode; then the one whose last step is longest ago.
     """
-    lane = min(running.lane for running in jobs.values())
-    inside = [running for running in jobs.values() if running.lane == lane]
+    lane = min(running.lane for running in jobs)
+    inside = [running for running in jobs if running.lane == lane]
     waiting = [running for running in inside if not running.prefilled]
-    if waiting:
-        return waiting[-1]
-    first = inside[0]
-    jobs[first.job.id] = jobs.pop(first.job.id)
-    return first
+    return waiting[-1] if waiting else inside[0]
 
 
 def count_by_lane(jobs: Iterable[tuple[Lane, bool]]) -> dict[Lane, LaneJobs]:

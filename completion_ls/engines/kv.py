@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -33,6 +33,9 @@ class KvCache:
         self._limit = limit_bytes
         self._sequences: list[KvSequence] = []
         self._clock = 0
+        self.favoured: Hashable = None
+        """The sequences of this front are dropped last, the last used ones of them, as far as they have no
+        more than half of the memory."""
 
     @property
     def nbytes(self) -> int:
@@ -157,10 +160,21 @@ class KvCache:
         self._clock += 1
         sequence.last_used = self._clock
 
+    def _spared(self) -> list[KvSequence]:
+        """Those of the favoured front that are dropped last."""
+        found: list[KvSequence] = []
+        left = self._limit // 2
+        for sequence in sorted(self._sequences, key=lambda sequence: -sequence.last_used):
+            if sequence.front == self.favoured and sequence.nbytes <= left:
+                left -= sequence.nbytes
+                found.append(sequence)
+        return found
+
     def _make_room(self, extra: int, keep: KvSequence | None = None) -> None:
         """Drop idle sequences, longest unused first, until `extra` bytes fit under the cap."""
         idle = [s for s in self._sequences if not s.in_use and s is not keep]
-        idle.sort(key=lambda sequence: sequence.last_used)
+        spared = self._spared()
+        idle.sort(key=lambda sequence: (sequence in spared, sequence.last_used))
         excess = self.nbytes + extra - self._limit
         for sequence in idle:
             if excess <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from completion_ls.engines.contract import (
 )
 from completion_ls.engines.draft_model import DraftModel
 from completion_ls.engines.drafts import Drafts
-from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane, next_job
+from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane
 from completion_ls.engines.kv import KvCache
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.model import Model
@@ -36,13 +36,14 @@ from completion_ls.engines.same_vocabulary import check_vocabulary
 from completion_ls.engines.shape import UnknownModel
 from completion_ls.engines.speed import speed_of
 from completion_ls.engines.tree import KvSequence, Node, TreePath, View, chain
+from completion_ls.engines.turns import Turns
 
 _log = logging.getLogger(__name__)
 
 SPARE_SLOTS = 192
 """Room in a sequence for branches; it grows where that is not enough."""
-BACKGROUND_CHUNK = 4
-"""On the background lane a chunk is so many times smaller, ..."""
+SMALL_CHUNK = 4
+"""Where a keystroke may come in between, a chunk is so many times smaller, ..."""
 MIN_CHUNK = 16
 """... but not below this."""
 SHORT = 16
@@ -68,7 +69,7 @@ class _Running(RunningJob):
 class TorchCpuEngine:
     """`contract.Engine` on the CPU.
 
-    Jobs go on in the order of `jobs.next_job`, by a chunk of `prefill_chunk` prompt tokens or one
+    Jobs go on in the order of `turns.Turns`, by a chunk of `prefill_chunk` prompt tokens or one
     token of output per step. The step that ends a prefill also gives the first token.
     """
 
@@ -88,6 +89,7 @@ class TorchCpuEngine:
         self._max_context = max_context
         self._cache = KvCache(model.kv, settings.kv_memory_mb * 2**20)
         self._jobs: dict[int, _Running] = {}
+        self._turns = Turns()
         self._passes = self._reused = self._computed = self._generated = 0
 
     @classmethod
@@ -179,6 +181,10 @@ class TorchCpuEngine:
         if running := self._jobs.get(job_id):
             running.lane = lane
 
+    def favour(self, front: Hashable) -> None:
+        """The user is at this front now: its jobs go first, and its KV is given up last."""
+        self._turns.favoured = self._cache.favoured = front
+
     def step(self) -> list[Event]:
         """One prefill chunk or one decode pass of one job; no events when there is nothing to do.
 
@@ -187,14 +193,16 @@ class TorchCpuEngine:
         """
         if not self._jobs:
             return []
-        running = next_job(self._jobs)
+        running, began = self._turns.next(self._jobs), time.perf_counter()
         try:
             event = self._decode(running) if running.prefilled else self._prefill(running)
         except Exception as error:
+            self._turns.took(running, time.perf_counter() - began, self._jobs)
             del self._jobs[running.job.id]
             if running.kv is not None:
                 self._cache.discard(running.kv)
             raise JobFailed(running.job.id, error) from error
+        self._turns.took(running, time.perf_counter() - began, self._jobs)
         if event.finish is not None:
             if running.drafts:
                 running.drafts.end(event.finish)
@@ -238,7 +246,7 @@ class TorchCpuEngine:
             if kv is None:
                 return running.event(finish=Finish.NO_ROOM)
             running.kv = kv
-            kv.document = running.job.document
+            kv.document, kv.front = running.job.document, running.job.front
             if kv.line == base and base - 1 not in kv.rows:
                 # Its logits are needed and were not kept: once more.
                 kv.straighten(TreePath(base - 1, ()))
@@ -258,6 +266,10 @@ class TorchCpuEngine:
             return self._cover(running, kv, running.job.unfinished)
         return self._produce(running, kv.rows[base - 1])
 
+    def _gives_way(self, running: _Running) -> bool:
+        """Whether a keystroke that comes now goes before a job, and so waits for its step only."""
+        return running.lane is Lane.BACKGROUND or not self._turns.goes_first(running)
+
     def _advance(self, running: _Running, kv: KvSequence) -> None:
         """Put the next chunk of the prompt through the model, its unfinished word included."""
         prompt, base = running.job.prompt, running.base
@@ -267,8 +279,7 @@ class TorchCpuEngine:
             kv.straighten(kv.find(list(prompt[:base])))
         else:
             kv.cut(start)
-            # A key that comes in the midst of background work waits for the step only.
-            share = BACKGROUND_CHUNK if running.lane is Lane.BACKGROUND else 1
+            share = SMALL_CHUNK if self._gives_way(running) else 1
             tokens = prompt[start : start + max(MIN_CHUNK, self._chunk // share)]
             count, end = len(tokens), start + len(tokens)
             rows = self._forward(tokens, kv, max(0, end - max(start, base - 1)))

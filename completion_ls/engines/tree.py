@@ -8,7 +8,7 @@ sequence, so that the next keystroke, which mostly follows one of them, finds it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -99,7 +99,9 @@ class KvSequence:
     in_use: bool = False
     last_used: int = 0
     document: str = ""
-    """That of the last job, for figures."""
+    """That of the last job, for figures, ..."""
+    front: Hashable = None
+    """... and whose job it was."""
     _follows: list[int] = field(default_factory=list)
     """For the slots behind the line, the slot that each follows."""
     _branches: dict[Node, int] = field(default_factory=dict)

@@ -315,6 +315,8 @@ def create_server() -> CompletionServer:
 
     @server.feature(messages.DID_SHOW_DOCUMENT)
     def came_into_view(params: messages.DidShowDocumentParams) -> None:
+        if server.suggester:
+            server.suggester.engine.came_into_view()
         server.in_view(params.textDocument.uri, params.position)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)

@@ -19,6 +19,7 @@ from completion_ls.wire.connection import Connection, Refused
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import (
     AnsweredWithoutPass,
+    CameIntoView,
     Cancel,
     Chunk,
     Complete,
@@ -119,6 +120,11 @@ class EngineClient:
         """Have a background job served as a keystroke from now on."""
         if answer.id in self._answers and self._connection:
             self._send(Promote(id=answer.id))
+
+    def came_into_view(self) -> None:
+        """The user has come to our window."""
+        if self._connection:
+            self._send(CameIntoView())
 
     def answered_without_pass(self) -> None:
         """Count a keystroke that needed no engine, where there is a daemon to count it."""

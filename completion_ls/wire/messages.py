@@ -91,6 +91,12 @@ class Promote(Message):
     id: int
 
 
+class CameIntoView(Message):
+    """The user has come to this front's window: the engine serves it first."""
+
+    type: Literal["came_into_view"] = "came_into_view"
+
+
 class AnsweredWithoutPass(Message):
     """A keystroke was answered from a suggestion that was there already (for the statistics)."""
 
@@ -193,7 +199,7 @@ class Status(Message):
 
 
 FrontMessage = Annotated[
-    Hello | Complete | Cancel | Promote | AnsweredWithoutPass | GetStatus | Stop,
+    Hello | Complete | Cancel | Promote | CameIntoView | AnsweredWithoutPass | GetStatus | Stop,
     Field(discriminator="type"),
 ]
 DaemonMessage = Annotated[

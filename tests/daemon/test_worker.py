@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -163,3 +164,31 @@ def test_jobs_are_told_by_lane(running: Running) -> None:
     running.worker.cancel("peer", 1)
     running.worker.cancel("peer", 2)
     assert not any(running.idle()["jobs_by_lane"]["background"].values())
+
+
+@pytest.mark.parametrize("lane", ["manual", "came into view", "key"])
+def test_the_front_where_the_user_is_goes_first(
+    running: Running, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked by hand or came into view is there; who only types, where another one types, is not."""
+    monkeypatch.setattr("completion_ls.engines.turns.LEAD_S", math.inf)
+    running.end_of(running.submit(LINES[0]))  # "peer" is where the user was typing
+    prompt = "".join(LINES[10:50])
+    slow = running.submit(prompt, max_tokens=200, prompt_tokens=2048)
+    if lane == "came into view":
+        running.worker.came_into_view("other")
+    request = Complete(
+        id=900,
+        document="b",
+        prefix=LINES[3],
+        suffix="",
+        lane="manual" if lane == "manual" else "key",
+        max_tokens=30,
+    )
+    running.worker.submit("other", request)
+    order = []
+    while len(order) < 2:
+        match running.published.get(timeout=60):
+            case Outgoing(message=Done() as done):
+                order.append(done.id)
+    assert order == ([slow, 900] if lane == "key" else [900, slow])

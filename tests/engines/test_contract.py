@@ -289,6 +289,22 @@ def test_background_work_takes_small_steps_until_somebody_waits_for_it(
     engine.promote(12345, Lane.KEY)  # it has ended meanwhile
 
 
+def test_the_front_where_the_user_is_goes_first(engine: Engine, numbers: Numbers) -> None:
+    engine.favour("here")
+    elsewhere = job(document(1, 2 * numbers.chunk), 5, front="elsewhere")
+    engine.add(elsewhere)
+    (event,) = engine.step()
+    assert (
+        event.computed == numbers.background_chunk
+    )  # a key that comes now waits for the step only
+    key = job(document(2, 60), 5, front="here")
+    ahead = job(document(3, 60), 5, front="here", lane=Lane.BACKGROUND)
+    engine.add(key)
+    engine.add(ahead)
+    order = list(dict.fromkeys(event.job_id for event in drain(engine)))
+    assert order == [key.id, ahead.id, elsewhere.id]
+
+
 def test_a_fresh_job_reuses_nothing_and_leaves_nothing(engine: Engine) -> None:
     text = document(1, 100)
     known = run(engine, job(text))

@@ -128,6 +128,20 @@ def test_the_longest_unused_goes_first() -> None:
     assert [use(cache, documents[n])[1] for n in (0, 2, 3, 1)] == [BLOCK] * 3 + [0]
 
 
+def test_what_the_user_needs_goes_last_as_far_as_it_is_half_of_the_memory() -> None:
+    cache = KvCache(SHAPE, 4 * BLOCK_BYTES)
+    cache.favoured = "here"
+    for number, front in enumerate(["here"] * 3 + ["elsewhere"] * 2):
+        sequence, _ = use(cache, text(number, BLOCK))
+        sequence.front = front
+    held = [sequence.front for sequence in cache._sequences]
+    assert held == ["here", "here", "elsewhere", "elsewhere"]
+    for number in range(10, 20):
+        sequence, _ = use(cache, text(number, BLOCK))
+        sequence.front = "elsewhere"
+    assert [sequence.front for sequence in cache._sequences].count("here") == 2
+
+
 def test_without_room_for_a_copy_the_source_is_taken_over() -> None:
     cache = KvCache(SHAPE, 3 * BLOCK_BYTES)
     words = text(1, 2 * BLOCK)

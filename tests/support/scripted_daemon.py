@@ -200,6 +200,9 @@ class ScriptedWorker:
     def promote(self, peer: Hashable, id: int) -> None:
         self._script.note("promote", id=id)
 
+    def came_into_view(self, peer: Hashable) -> None:
+        self._script.note("came_into_view")
+
     def cancel_all(self, peer: Hashable) -> None:
         for owner, id in list(self._jobs):
             if owner == peer:

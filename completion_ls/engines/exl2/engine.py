@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,7 +26,8 @@ from completion_ls.engines.drafts import Drafts
 from completion_ls.engines.exl2.choice import Choices
 from completion_ls.engines.exl2.generator import PagedDraft, PagedGenerator, PagedJob
 from completion_ls.engines.exl2.widths import OFFERED
-from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane, next_job
+from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane
+from completion_ls.engines.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class _Running(RunningJob):
 
 class Exl2Engine:
     """One prefill chunk or one pass of the target per step, for one job, in the order of
-    `jobs.next_job`. The pass behind the prefill gives the first token, and nothing is guessed
+    `turns.Turns`. The pass behind the prefill gives the first token, and nothing is guessed
     before it."""
 
     def __init__(
@@ -73,6 +74,7 @@ class Exl2Engine:
         self._chunk = chunk
         self._max_context: int = min(max_context, generator.max_total_tokens - OFFERED - MOST_WORD)
         self._jobs: dict[int, _Running] = {}
+        self._turns = Turns()
         self._unsaid: list[Event] = []
         self._passes = self._reused = self._computed = self._generated = 0
 
@@ -111,6 +113,10 @@ class Exl2Engine:
         if running := self._jobs.get(job_id):
             running.lane = lane
 
+    def favour(self, front: Hashable) -> None:
+        """The user is at this front now: its jobs go first. Its pages are those used last anyway."""
+        self._turns.favoured = front
+
     def step(self) -> list[Event]:
         """One prefill chunk or one pass of one job; no events when there is nothing to do.
 
@@ -121,7 +127,7 @@ class Exl2Engine:
             if not self._jobs:
                 self._generator.save_ahead()
             return self._say()
-        running = next_job(self._jobs)
+        running = self._turns.next(self._jobs)
         if running.work is None:
             self._attempt(running, lambda: self._begin(running))
             if running.work is None:  # somebody else has the pages and is not less urgent
@@ -129,7 +135,11 @@ class Exl2Engine:
                 if running.lane is Lane.BACKGROUND or not others:
                     return self._say(self._end(running, Finish.NO_ROOM))
                 running = others[0]
-        event = self._attempt(running, lambda: self._advance(running))
+        began = time.perf_counter()
+        try:
+            event = self._attempt(running, lambda: self._advance(running))
+        finally:
+            self._turns.took(running, time.perf_counter() - began, self._jobs)
         if event.finish is not None:
             if running.drafts:
                 running.drafts.end(event.finish)
@@ -262,8 +272,9 @@ class Exl2Engine:
         job, base = running.job, running.base
         last = base + len(running.output) - 1
         if work.position < last:
-            # A key that comes in the midst of background work waits for the step only.
-            chunk = PAGE if running.lane is Lane.BACKGROUND else self._chunk
+            # A key that comes in between waits for the step only.
+            gives_way = running.lane is Lane.BACKGROUND or not self._turns.goes_first(running)
+            chunk = PAGE if gives_way else self._chunk
             before = work.reused
             computed = self._generator.read(work, chunk)
             self._count(running, computed, reused=work.reused - before)

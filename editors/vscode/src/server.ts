@@ -72,6 +72,11 @@ export class Server implements vscode.Disposable {
         }
       }),
       vscode.window.onDidChangeActiveTextEditor((editor) => this.tellShown(editor)),
+      vscode.window.onDidChangeWindowState((window) => {
+        if (window.focused) {
+          this.tellShown(vscode.window.activeTextEditor);
+        }
+      }),
     );
   }
 

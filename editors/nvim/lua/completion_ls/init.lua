@@ -166,7 +166,7 @@ function M.setup(given)
   end
   on({ "FileType", "BufReadPost", "BufNewFile" }, client.attach)
   on("BufFilePre", client.rename)
-  on("BufEnter", client.tell_shown)
+  on({ "BufEnter", "FocusGained" }, client.tell_shown)
   api.nvim_create_autocmd("LspAttach", {
     group = group,
     callback = function(event)

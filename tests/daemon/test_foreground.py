@@ -1,0 +1,39 @@
+"""Where the user is."""
+
+from __future__ import annotations
+
+from completion_ls.daemon.foreground import HELD_S, Foreground
+
+
+def test_who_types_first_is_in_front_and_stays_while_it_types() -> None:
+    foreground = Foreground()
+    for key in range(50):
+        foreground.typed("a", key * 0.9 * HELD_S)
+        foreground.typed("b", key * 0.9 * HELD_S + 0.1)
+        assert foreground.front == "a"
+
+
+def test_who_types_when_the_other_has_paused_takes_over() -> None:
+    foreground = Foreground()
+    foreground.typed("a", 10.0)
+    foreground.typed("b", 10.0 + HELD_S + 0.1)
+    assert foreground.front == "b"
+
+
+def test_who_asks_by_hand_or_comes_into_view_is_in_front_at_once() -> None:
+    foreground = Foreground()
+    foreground.typed("a", 10.0)
+    foreground.came("b", 10.1)
+    foreground.typed("a", 10.2)
+    assert foreground.front == "b"
+
+
+def test_one_that_has_gone_holds_nobody_up() -> None:
+    foreground = Foreground()
+    foreground.typed("a", 10.0)
+    foreground.left("b")
+    foreground.typed("b", 10.1)
+    assert foreground.front == "a"
+    foreground.left("a")
+    foreground.typed("b", 10.2)
+    assert foreground.front == "b"
