@@ -17,11 +17,14 @@ class Notices:
         self._server = server
         self._shown: set[str] = set()
 
-    def show(self, text: str, kind: types.MessageType = types.MessageType.Warning) -> None:
-        """Show a sentence, unless it has been shown since the last `forget`."""
-        if text in self._shown:
+    def show(
+        self, text: str, kind: types.MessageType = types.MessageType.Warning, *, once: str = ""
+    ) -> None:
+        """Show a sentence, unless it has been shown since the last `forget`, or one with the same
+        `once`, where that is given: of many that differ in a name only, the first is enough."""
+        if (once or text) in self._shown:
             return
-        self._shown.add(text)
+        self._shown.add(once or text)
         self._server.window_show_message(types.ShowMessageParams(kind, f"completion-ls: {text}"))
 
     def forget(self, text: str) -> None:

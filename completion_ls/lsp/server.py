@@ -177,7 +177,8 @@ class CompletionServer(LanguageServer):
         found = self.workspace.text_documents.get(unquote(uri))
         if isinstance(found, Document):
             return found
-        self.notices.show(f"The editor asked about a document that it has not opened: {_name(uri)}")
+        text = f"The editor asked about a document that it has not opened: {_name(uri)}"
+        self.notices.show(text, once="not opened")
         return None
 
     def is_current(self, document: Document, edits: int) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from completion_ls.bench.editor import Editor, EditorError, Request
-from completion_ls.bench.trace import Trace, apply, cut, read_trace, recorded_gaps
+from completion_ls.bench.trace import Trace, cut, read_trace, recorded_gaps
 
 RECORDED = Path(__file__).parents[1] / "data" / "own_trace.json.gz"
 LONGEST_GAP_S = 1.0
@@ -35,9 +35,11 @@ class Typist:
 
     @classmethod
     def at(cls, place: int, *, start: int, pace: float = 1.0, patient: bool = False) -> Typist:
-        """The person at editor number `place`, who begins with the transaction `start`."""
+        """The person at editor number `place`, who begins with the transaction `start`. Each place has
+        another first line, so that no prompt is the beginning of another one's."""
         trace = read_trace(RECORDED)
         text = cut(trace, start=start, keystrokes=1, gaps_s=[0.0] * len(trace.transactions)).text
+        text = f"# Desk {place}\n{text}"
         editor = Editor(f"file:///soak/{place}/typed.py", "python", text)
         return cls(editor, trace, start, pace, patient)
 
@@ -48,6 +50,11 @@ class Typist:
         with contextlib.suppress(EditorError):
             await self.editor.answered(request)
 
+    def come(self) -> None:
+        """Come to the window, as the user of an editor that says so."""
+        shown = {"textDocument": {"uri": self.editor.uri}}
+        self.editor.notify("completionLs/didShowDocument", shown)
+
     async def type(self, seconds: float = math.inf, keys: float = math.inf) -> None:
         """Type for so long, or so many keys. Raises EditorError where the front has gone."""
         gaps = recorded_gaps(self.trace.times, most_s=LONGEST_GAP_S)
@@ -56,14 +63,15 @@ class Typist:
         while typed < keys and next_key < began + seconds:
             if self.start == len(self.trace.transactions):
                 self.start = 0
-                self.editor.edit(0, len(self.editor.text), self.trace.start)
+                self.editor.edit(self._head, len(self.editor.text) - self._head, self.trace.start)
             transaction, gap_s = self.trace.transactions[self.start], gaps[self.start]
             self.start += 1
             if not transaction:
                 continue
             cursor = 0
             for patch in transaction:
-                cursor = self.editor.edit(patch.position, patch.deleted, patch.inserted)
+                position = self._head + patch.position
+                cursor = self.editor.edit(position, patch.deleted, patch.inserted)
             request = self.editor.ask(cursor)
             typed += 1
             if self.patient:
@@ -74,17 +82,19 @@ class Typist:
             await asyncio.sleep(max(0.0, next_key - time.perf_counter()))
             self._note(request)
 
-    def expected(self) -> str:
-        """The document as it must be by now."""
-        text = self.trace.start
-        for transaction in self.trace.transactions[: self.start]:
-            text = apply(text, transaction)
-        return text
+    def taken(self) -> list[float]:
+        """`waits_s`, which begins anew."""
+        waits_s, self.waits_s = self.waits_s, []
+        return waits_s
 
     async def stop(self) -> None:
         """Close the editor."""
         with contextlib.suppress(EditorError):
             await self.editor.stop()
+
+    @property
+    def _head(self) -> int:
+        return self.editor.text.index("\n") + 1
 
     def _note(self, request: Request) -> None:
         self.editor.cancel(request)

@@ -1,0 +1,132 @@
+"""Everything that is done to the product for a long time, and the report: `scripts/soak`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from completion_ls import __version__
+from soak import crowd, long
+from soak.outcome import Outcome
+
+Say = Callable[[str], None]
+Part = Callable[[], Awaitable[list[Outcome]]]
+
+MOST_LINES = 8
+"""So many problems of a kind are printed; all are in the JSON."""
+
+errors = Console(stderr=True)
+
+
+def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
+    """What is done, by name. A `short` soak does the same for minutes."""
+
+    async def load() -> list[Outcome]:
+        if short:
+            return [
+                await crowd.crowd(8, 15, 2, say),
+                await long.hours(0.02, say),
+                await long.keystrokes(1_000, say),
+                await long.documents(300, say),
+                await long.large_file(5_000_000, 60, say),
+            ]
+        return [
+            await crowd.crowd(20, 30, 4, say),
+            await long.hours(1, say),
+            await long.keystrokes(100_000, say),
+            await long.documents(10_000, say),
+            await long.large_file(5_000_000, 300, say),
+        ]
+
+    async def injected() -> list[Outcome]:
+        from soak import faults
+
+        return await faults.run(1 if short else 10, seed, say)
+
+    async def fuzz() -> list[Outcome]:
+        from fuzz.run import run
+
+        return await asyncio.to_thread(run, 1 if short else 10, seed, say)
+
+    return {"load": load, "faults": injected, "fuzz": fuzz}
+
+
+def main() -> int:
+    """Run it; the exit status is 1 where something was lost."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="load, faults, fuzz (all of them unless named)")
+    parser.add_argument("--short", action="store_true", help="minutes rather than an hour")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    given = parser.parse_args()
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    apart(folder)
+    with errors.status("") as status:
+        known = parts(given.short, given.seed, lambda text: status.update(text[:100]))
+        if unknown := set(given.parts) - known.keys():
+            parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        outcomes = asyncio.run(all_of([known[name] for name in given.parts or known]))
+    shutil.rmtree(folder, ignore_errors=True)
+    minutes = (time.monotonic() - began) / 60
+    machine = (
+        f"{psutil.cpu_count()} processors, {platform.system()}, Python {platform.python_version()}"
+    )
+    title = f"completion-ls {__version__}, {machine}, seed {given.seed}, {minutes:.0f} minutes"
+    Console(width=None if sys.stdout.isatty() else 110).print(table(title, outcomes))
+    if given.json:
+        report = {"title": title, "outcomes": [asdict(outcome) for outcome in outcomes]}
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+def apart(folder: Path) -> None:
+    """Use settings, sockets and logs of our own, and the user's models only."""
+    for name in ("RUNTIME_DIR", "LOG_DIR", "STATE_DIR"):
+        os.environ[f"COMPLETION_LS_{name}"] = str(folder / name[:3].lower())
+    config = folder / "config.toml"
+    config.write_text("[daemon]\nidle_exit_s = 5\n")
+    os.environ["COMPLETION_LS_CONFIG"] = str(config)
+
+
+async def all_of(wanted: list[Part]) -> list[Outcome]:
+    """One after the other."""
+    return [outcome for part in wanted for outcome in await part()]
+
+
+def table(title: str, outcomes: list[Outcome]) -> Table:
+    """The report for people."""
+    found = Table(title=title, title_justify="left", show_lines=True)
+    for column, justify in (("what", "left"), ("tried", "right"), ("longest wait", "right")):
+        found.add_column(column, justify=justify)  # type: ignore[arg-type]
+    found.add_column("what came of it")
+    for outcome in outcomes:
+        wait = "" if outcome.slowest_s is None else f"{outcome.slowest_s:.2f} s"
+        lines = [f"{name}: {value}" for name, value in outcome.figures]
+        lines += [f"LOST: {problem}" for problem in outcome.problems[:MOST_LINES]]
+        if (more := len(outcome.problems) - MOST_LINES) > 0:
+            lines.append(f"and {more} more")
+        if not outcome.problems:
+            lines.append("nothing lost")
+        found.add_row(outcome.name, str(outcome.tried), wait, escape("\n".join(lines)))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
