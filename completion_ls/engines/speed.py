@@ -1,4 +1,4 @@
-"""What this machine does: measured once for a model, and kept."""
+"""What this machine does: measured once for a model, and kept, unless other work was in the way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from completion_ls import __version__
 from completion_ls.config.paths import cache_dir
@@ -27,6 +29,8 @@ CONTEXT = 512
 ROUNDS = 5
 """The fastest of so many counts: other work on the machine only ever adds."""
 KERNELS = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+MOST_BUSY = 0.25
+"""What was measured while other work kept more processors busy is not kept."""
 WORTH = 0.95
 """More threads must be faster by this to be taken."""
 
@@ -46,8 +50,8 @@ class Speed:
 
 def speed_of(model: Model, folder: Path, threads: int) -> Speed:
     """How fast `model`, read from `folder`, is here with so many threads; with 0, the best number of
-    threads is looked for. Measured if it was not before, in a second or two; leaves the model with
-    those threads."""
+    threads is looked for. Measured if it was not before, in a second or two, and again the next time
+    where the machine was busy; leaves the model with those threads."""
     file = _file(model, folder, threads)
     try:
         found = json.loads(file.read_text())
@@ -55,19 +59,47 @@ def speed_of(model: Model, folder: Path, threads: int) -> Speed:
         if speed.threads < 1 or [width for width, _ in speed.cost.points] != list(WIDTHS):
             raise ValueError("Something else was measured.")
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
+        others = OtherWork()
         speed = _measure(model, [threads] if threads else thread_counts())
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            made = file.with_suffix(f".{os.getpid()}.part")
-            try:
-                made.write_text(json.dumps({"threads": speed.threads, "seconds": speed.seconds}))
-                made.replace(file)
-            finally:
-                made.unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("what was measured could not be kept (%s)", error)
+        if (busy := others.processors()) > MOST_BUSY:
+            _log.info("other work kept %.1f processors busy: it will be measured again", busy)
+        else:
+            _keep(file, speed)
     model.use_threads(speed.threads)
     return speed
+
+
+class OtherWork:
+    """What other processes do from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._done = time.perf_counter(), self._seconds()
+
+    def processors(self) -> float:
+        """How many processors they have kept busy since, on average."""
+        passed = time.perf_counter() - self._began
+        return (self._seconds() - self._done) / passed if passed else 0.0
+
+    @staticmethod
+    def _seconds() -> float:
+        all_times = psutil.cpu_times()
+        idle = all_times.idle + getattr(all_times, "iowait", 0.0)
+        # Linux counts a guest's time twice, and what a host takes away is not ours to use either.
+        busy = sum(all_times) - idle - getattr(all_times, "guest", 0.0)
+        return float(busy - getattr(all_times, "guest_nice", 0.0) - time.process_time())
+
+
+def _keep(file: Path, speed: Speed) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = file.with_suffix(f".{os.getpid()}.part")
+        try:
+            made.write_text(json.dumps({"threads": speed.threads, "seconds": speed.seconds}))
+            made.replace(file)
+        finally:
+            made.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("what was measured could not be kept (%s)", error)
 
 
 def _measure(model: Model, candidates: Iterable[int]) -> Speed:

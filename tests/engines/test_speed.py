@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,11 @@ import torch
 from completion_ls.engines.cores import thread_counts
 from completion_ls.engines.llama import Llama
 from completion_ls.engines.native import Native, load_native
-from completion_ls.engines.speed import WIDTHS, Speed, speed_of
+from completion_ls.engines.speed import WIDTHS, OtherWork, Speed, speed_of
 from support.tiny_model import write_tiny_model
+
+
+PROCESSORS = OtherWork.processors
 
 
 @pytest.fixture
@@ -37,6 +42,38 @@ def native() -> Native | None:
 @pytest.fixture
 def model(cache: Path, folder: Path, native: Native | None) -> Llama:
     return Llama.read(folder, "int8", native)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine does."""
+    monkeypatch.setattr(OtherWork, "processors", lambda self: 0.0)
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again(
+    cache: Path, model: Llama, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OtherWork, "processors", lambda self: 1.0)
+    model = counted(model)
+    speed_of(model, folder, 1)
+    assert not (cache / "measured").exists()
+    monkeypatch.setattr(OtherWork, "processors", lambda self: 0.0)
+    Counted.passes = 0
+    speed_of(model, folder, 1)
+    assert Counted.passes > 0
+    assert len(files(cache)) == 1
+
+
+def test_other_work_is_that_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, own, machine = [100.0], [5.0], [1000.0]
+    monkeypatch.setattr(OtherWork, "processors", PROCESSORS)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: own[0])
+    monkeypatch.setattr("completion_ls.engines.speed.time", clock)
+    times = namedtuple("times", "user idle iowait guest")
+    monkeypatch.setattr("psutil.cpu_times", lambda: times(machine[0], 7.0, 1.0, 0.0))
+    others = OtherWork()
+    now[0], own[0], machine[0] = 102.0, 6.5, 1004.5
+    assert others.processors() == pytest.approx(1.5)
 
 
 @pytest.fixture(autouse=True)
