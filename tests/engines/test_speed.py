@@ -18,7 +18,6 @@ from completion_ls.engines.native import Native, load_native
 from completion_ls.engines.speed import WIDTHS, OtherWork, Speed, speed_of
 from support.tiny_model import write_tiny_model
 
-
 PROCESSORS = OtherWork.processors
 
 
