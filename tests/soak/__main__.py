@@ -43,6 +43,7 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
                 await crowd.crowd(8, 15, 2, say),
                 await long.hours(0.02, say),
                 await long.keystrokes(1_000, say),
+                await long.traced_keys(200, say),
                 await long.documents(300, say),
                 await long.large_file(5_000_000, 60, say),
             ]
@@ -50,6 +51,7 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
             await crowd.crowd(20, 30, 4, say),
             await long.hours(1, say),
             await long.keystrokes(100_000, say),
+            await long.traced_keys(2_000, say),
             await long.documents(10_000, say),
             await long.large_file(5_000_000, 300, say),
         ]

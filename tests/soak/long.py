@@ -13,8 +13,10 @@ from completion_ls.bench.trace import read_trace, recorded_gaps
 from completion_ls.config.sources import resolve_strict
 from completion_ls.daemon.statistics import percentile
 from completion_ls.wire.client import EngineClient
-from completion_ls.wire.endpoint import DaemonConfig
-from soak.memory import Memory
+from completion_ls.wire.connection import NoDaemon
+from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+from completion_ls.wire.stop import stop_daemon
+from soak.memory import Memory, resident, traced, tracing
 from soak.outcome import Outcome
 from soak.typists import LONGEST_GAP_S, RECORDED, Typist
 
@@ -48,13 +50,32 @@ async def keystrokes(keys: int, say: Callable[[str], None]) -> Outcome:
     return await _typed(f"{keys} keystrokes", keys, Typist.at(4, start=20, pace=FASTEST), say)
 
 
-async def _typed(name: str, keys: int, typist: Typist, say: Callable[[str], None]) -> Outcome:
+async def traced_keys(keys: int, say: Callable[[str], None]) -> Outcome:
+    """So many keystrokes in processes of their own whose allocations are counted one by one, which
+    makes them slow."""
+    typist = Typist.at(5, start=20, pace=FASTEST, patient=True)
+    endpoint = Endpoint.of(DaemonConfig.of(resolve_strict()))
+    with contextlib.suppress(NoDaemon):
+        await stop_daemon(endpoint)  # the next one is traced
+    with tracing():
+        found = await _typed(f"{keys} keystrokes, traced", keys, typist, say, traced)
+        await stop_daemon(endpoint)
+    return found
+
+
+async def _typed(
+    name: str,
+    keys: int,
+    typist: Typist,
+    say: Callable[[str], None],
+    read: Callable[[int], int] = resident,
+) -> Outcome:
     part = max(1, keys // SAMPLES)
     began, slowest, typed = time.perf_counter(), 0.0, 0
     async with daemon() as engine:
         await typist.begin()
         status = (await engine.status()).figures
-        memory = Memory.of(front=typist.editor.pid, daemon=status["pid"])
+        memory = Memory({"front": typist.editor.pid, "daemon": status["pid"]}, read)
         while typed < keys:
             await typist.type(keys=min(part, keys - typed))
             typed += min(part, keys - typed)
@@ -99,7 +120,7 @@ async def documents(count: int, say: Callable[[str], None]) -> Outcome:
     async with daemon() as engine:
         await editor.start()
         status = (await engine.status()).figures
-        memory = Memory.of(front=editor.pid, daemon=status["pid"])
+        memory = Memory({"front": editor.pid, "daemon": status["pid"]})
         for number in range(count):
             uri = f"file:///soak/{number}.py"
             text = f"def number_{number}(value):\n    return value + {number}\n" * 20
@@ -148,7 +169,8 @@ async def large_file(size: int, keys: int, say: Callable[[str], None]) -> Outcom
     async with daemon() as engine:
         await editor.start()
         slowest = max(slowest, await answers(editor))
-        memory = Memory.of(front=editor.pid, daemon=(await engine.status()).figures["pid"])
+        status = (await engine.status()).figures
+        memory = Memory({"front": editor.pid, "daemon": status["pid"]})
         for place in (len("def table():\n"), text.index("\n", len(text) // 2) + 1, len(text)):
             say(f"typing at character {place}")
             cursor = place
