@@ -11,16 +11,17 @@ class Foreground:
     """The front where the user was seen last. Times are seconds of a monotonic clock.
 
     Whoever asks by hand, or whose window comes into view, is where the user is. Typing alone is less
-    sure, since programs type, too: it takes over from a front where nobody has typed for `HELD_S`.
+    sure, since programs type, too: it takes over from a front where nobody has typed for `HELD_S`, and
+    nobody waits.
     """
 
     def __init__(self) -> None:
         self.front: Hashable = None
         self._seen = float("-inf")
 
-    def typed(self, front: Hashable, now: float) -> None:
-        """A keystroke wants text."""
-        if front == self.front or now - self._seen > HELD_S:
+    def typed(self, front: Hashable, now: float, *, waited: bool) -> None:
+        """A keystroke wants text; whether somebody waits at the front where the user was."""
+        if front == self.front or (now - self._seen > HELD_S and not waited):
             self.came(front, now)
 
     def came(self, front: Hashable, now: float) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -51,6 +51,8 @@ class Statistics:
     engine_s: float = 0.0
     wasted_s: float = 0.0
     background_s: float = 0.0
+    by_front: defaultdict[Hashable, float] = field(default_factory=lambda: defaultdict(float))
+    """Engine seconds of each front that is there."""
     background_reused: int = 0
     background_computed: int = 0
     cancelled: int = 0
@@ -62,7 +64,7 @@ class Statistics:
     """... and the seconds that they took."""
     recent: deque[Served] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """For `status`: the last jobs' first tokens and prompt tokens, and the totals."""
         first = [job.first_token_ms for job in self.recent]
         computed = [job.computed for job in self.recent]
@@ -79,6 +81,7 @@ class Statistics:
             "engine_seconds": self.engine_s,
             "engine_seconds_wasted": self.wasted_s,
             "engine_seconds_background": self.background_s,
+            "engine_seconds_by_front": sorted(self.by_front.values(), reverse=True),
             "prompt_tokens_reused_background": self.background_reused,
             "prompt_tokens_computed_background": self.background_computed,
             "first_token_ms_p50": percentile(first, 50),

@@ -262,7 +262,9 @@ class Worker(threading.Thread):
     def _note_user(self, loaded: Loaded, peer: Hashable, lane: Lane, now: float) -> None:
         """Somebody waits, on this lane: perhaps the user is there now."""
         if lane is Lane.KEY:
-            self._foreground.typed(peer, now)
+            there = [job for job in self._jobs.values() if job.peer == self._foreground.front]
+            waited = not all(job.unawaited for job in there)
+            self._foreground.typed(peer, now, waited=waited)
         elif lane is Lane.MANUAL:
             self._foreground.came(peer, now)
         loaded.engine.favour(self._foreground.front)
@@ -321,6 +323,7 @@ class Worker(threading.Thread):
         self._foreground.left(peer)
         for job in [job for job in self._jobs.values() if job.peer == peer]:
             self._drop(loaded, peer, job.request.id)
+        self.statistics.by_front.pop(peer, None)
 
     def _new_id(self) -> int:
         self._last_id += 1
@@ -345,6 +348,8 @@ class Worker(threading.Thread):
             job = self._jobs.get(event.job_id)
             # Without a job of a peer it is one of our own.
             reused, computed = job.count(event) if job else self._aside.count(event)
+            if job:
+                figures.by_front[job.peer] += seconds / len(events)
             if job is None or job.unawaited:
                 figures.background_s += seconds / len(events)
                 figures.background_reused += reused

@@ -20,9 +20,9 @@ from typing import TypeVar
 from completion_ls.engines.contract import Lane
 from completion_ls.engines.jobs import RunningJob, first_of
 
-LEAD_S = 2.0
-TURN_S = 1.0
-LONGEST_TURN_S = 3.0
+LEAD_S = 5.0
+TURN_S = 2.0
+LONGEST_TURN_S = 4.0
 
 R = TypeVar("R", bound=RunningJob)
 

@@ -192,3 +192,16 @@ def test_the_front_where_the_user_is_goes_first(
             case Outgoing(message=Done() as done):
                 order.append(done.id)
     assert order == ([slow, 900] if lane == "key" else [900, slow])
+
+
+def test_each_front_has_its_part_of_the_engines_time(running: Running) -> None:
+    running.end_of(running.submit(LINES[0], max_tokens=20))
+    request = Complete(id=900, document="b", prefix=LINES[3], suffix="", max_tokens=3)
+    running.worker.submit("other", request)
+    running.end_of(900)
+    figures = running.idle()
+    most, least = figures["engine_seconds_by_front"]
+    assert most >= least > 0
+    assert most + least <= figures["engine_seconds"]
+    running.worker.cancel_all("other")
+    assert len(running.figures()["engine_seconds_by_front"]) == 1
