@@ -9,6 +9,8 @@ from pathlib import Path
 
 import platformdirs
 
+from completion_ls.config import private
+
 APP = "completion-ls"
 
 
@@ -61,18 +63,16 @@ def runtime_place() -> Path:
 def runtime_dir() -> Path:
     """The private folder of sockets, locks and tokens ($COMPLETION_LS_RUNTIME_DIR); made when missing.
 
-    It must belong to this user and be closed to others (0700), whoever made it: a socket in a
-    folder of somebody else would hand them the user's code. Raises PermissionError otherwise.
+    It must belong to this user, be closed to others (0700), whoever made it, and lie where nobody else
+    can exchange it: a socket in a folder of somebody else would hand them the user's code. Raises
+    PermissionError otherwise.
     """
     folder = runtime_place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.name == "posix":
+    if private.POSIX:
         state = folder.lstat()
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-            raise PermissionError(
-                f"The folder {folder} is a link or belongs to another user, so no socket is put there. "
-                "Remove it, or name another folder in COMPLETION_LS_RUNTIME_DIR."
-            )
-        if stat.S_IMODE(state.st_mode) & 0o077:
+        is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+        if is_ours and stat.S_IMODE(state.st_mode) & private.OTHERS:
             folder.chmod(0o700)
+    private.check_folder(folder)
     return folder

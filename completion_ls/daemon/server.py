@@ -39,6 +39,7 @@ from completion_ls.wire.messages import (
     Stop,
     Welcome,
 )
+from completion_ls.wire.peer import is_other_user
 
 if TYPE_CHECKING:
     from completion_ls.daemon.metrics import Metrics
@@ -150,6 +151,7 @@ class Daemon:
         log.info("left")
 
     async def _listen(self) -> asyncio.Server:
+        self._endpoint.check()
         if self._endpoint.uses_unix(self._config.daemon.transport):
             mask = os.umask(0o177)
             try:
@@ -172,7 +174,12 @@ class Daemon:
             if not self._endpoint.socket_file.exists() and not self._endpoint.tcp_file.exists():
                 log.warning("the socket was removed; listening again")
                 self._server.close()
-                self._server = await self._listen()
+                try:
+                    self._server = await self._listen()
+                except PermissionError as error:
+                    log.warning("%s", error)
+                    self._stopping.set()
+                    return
 
     def _is_ours(self) -> bool:
         """Whether the lock that others see is the one that we hold."""
@@ -193,6 +200,9 @@ class Daemon:
             self._idle_timer = self._loop.call_at(self._stays_until, self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_other_user(writer):
+            writer.close()
+            return
         peer = Peer(next(self._ids), writer)
         try:
             if await self._welcome(peer, reader):

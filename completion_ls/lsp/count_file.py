@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from completion_ls.config import private
 from completion_ls.config.paths import state_dir
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def add(changes: Mapping[str, Numbers], timeout_s: float) -> None:
     from filelock import FileLock
 
     file = place()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock"), timeout=timeout_s):
         try:
             models = _read(file)
@@ -72,9 +73,7 @@ def add(changes: Mapping[str, Numbers], timeout_s: float) -> None:
             counts = models.setdefault(model, {SINCE: date.today().isoformat()})
             for name, number in numbers.items():
                 counts[name] = counts.get(name, 0) + number
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps({"models": models}, indent=1), "utf-8")
-        new.replace(file)
+        private.write(file, json.dumps({"models": models}, indent=1))
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:

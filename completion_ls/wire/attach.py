@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from completion_ls.config import paths
+from completion_ls.config import paths, private
 from completion_ls.wire.connection import Connection, NoDaemon
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 
@@ -88,7 +88,8 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
 def _spawn(
     config: DaemonConfig, endpoint_folder: Path, log_file: Path | None
 ) -> subprocess.Popen[bytes]:
-    with (log_file or Path(os.devnull)).open("ab") as stream:
+    descriptor = private.open_log(log_file) if log_file else os.open(os.devnull, os.O_WRONLY)
+    with os.fdopen(descriptor, "ab") as stream:
         process = subprocess.Popen(
             # -P: a random.py in the folder where we run is not the library's.
             [sys.executable, "-P", "-m", "completion_ls", "daemon", "run", "--config", "-"],
@@ -116,7 +117,7 @@ def daemon_log(endpoint: Endpoint) -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if file.exists() and file.stat().st_size > 1_000_000:
             file.replace(file.with_suffix(".log.1"))
-        file.touch(mode=0o600)
+        os.close(private.open_log(file))
     except OSError as error:
         log.warning("no log is written: %s", error)
         return None

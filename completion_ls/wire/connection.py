@@ -9,6 +9,7 @@ from completion_ls import __version__
 from completion_ls.wire import codec
 from completion_ls.wire.endpoint import LOOPBACK, Endpoint
 from completion_ls.wire.messages import PROTOCOL, DaemonMessage, Error, Hello, Message, Welcome
+from completion_ls.wire.peer import is_other_user
 
 HELLO_TIMEOUT_S = 10.0
 
@@ -33,7 +34,9 @@ class Connection:
 
     @classmethod
     async def open(cls, endpoint: Endpoint) -> Connection:
-        """Connect to the daemon of this endpoint. Raises NoDaemon or Refused."""
+        """Connect to the daemon of this endpoint. Raises NoDaemon or Refused, and PermissionError where
+        the folder is not this user's alone."""
+        endpoint.check()
         token = ""
         try:
             if hasattr(socket, "AF_UNIX") and endpoint.socket_file.exists():
@@ -45,6 +48,12 @@ class Connection:
                 raise NoDaemon
         except OSError as error:
             raise NoDaemon from error
+        if is_other_user(writer):
+            writer.close()
+            raise Refused(
+                f"The daemon at {endpoint.socket_file} belongs to another user, so it is sent nothing. "
+                "Delete that file; the next request starts a daemon of your own."
+            )
         try:
             writer.write(codec.encode(Hello(protocol=PROTOCOL, version=__version__, token=token)))
             body = await asyncio.wait_for(codec.read_body(reader), HELLO_TIMEOUT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from completion_ls import __version__
-from completion_ls.config import paths
+from completion_ls.config import paths, private
 from completion_ls.config.settings import (
     DaemonSettings,
     DraftSettings,
@@ -24,7 +25,11 @@ from completion_ls.config.settings import (
 )
 from completion_ls.wire.messages import PROTOCOL
 
+log = logging.getLogger(__name__)
+
 LOOPBACK = "127.0.0.1"
+MAX_ADDRESS = 4096
+"""Most bytes of a `.tcp` file."""
 # The limit of sun_path is 108 bytes on Linux and 104 on macOS, the ending zero included.
 MAX_SOCKET_PATH = 103
 
@@ -67,6 +72,11 @@ class DaemonConfig(BaseModel):
     def shares_daemon_with(self, other: DaemonConfig) -> bool:
         """Whether one daemon serves both."""
         return self.identity == other.identity
+
+
+def _reason(error: Exception) -> str:
+    """A validation's own text would hold the token."""
+    return "it is damaged" if isinstance(error, ValidationError) else str(error)
 
 
 def _absolute(name: str) -> str:
@@ -125,6 +135,11 @@ class Endpoint:
         """Held by the daemon as long as it lives; the kernel frees it when the daemon is killed."""
         return self.folder / f"{self.name}.life.lock"
 
+    def check(self) -> None:
+        """Raise PermissionError (a sentence) where the folder is not this user's alone (any more)."""
+        with contextlib.suppress(FileNotFoundError):  # then nothing is used of it
+            private.check_folder(self.folder)
+
     def uses_unix(self, transport: str) -> bool:
         """Whether a daemon of this transport setting listens on the Unix socket."""
         possible = (
@@ -141,18 +156,18 @@ class Endpoint:
     def write_tcp(self, port: int) -> TcpAddress:
         """Publish port and a new token, readable by this user only, all at once or not at all."""
         address = TcpAddress(port=port, token=secrets.token_hex(32))
-        temporary = self.tcp_file.with_suffix(f".{os.getpid()}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(address.model_dump_json())
-        temporary.replace(self.tcp_file)
+        private.write(self.tcp_file, address.model_dump_json())
         return address
 
     def read_tcp(self) -> TcpAddress | None:
-        """Port and token, or None where no daemon published them."""
+        """Port and token, or None where no daemon published them, or they stand in a file that others
+        can read, or may have written."""
         try:
-            return TcpAddress.model_validate_json(self.tcp_file.read_bytes())
-        except (FileNotFoundError, ValidationError):
+            return TcpAddress.model_validate_json(private.read(self.tcp_file, MAX_ADDRESS))
+        except FileNotFoundError:
+            return None
+        except (ValidationError, OSError) as error:
+            log.warning("the address in %s is not used: %s", self.tcp_file, _reason(error))
             return None
 
     def remove(self) -> None:
