@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None and not _transport(options):
         parser.print_help(sys.stderr)
         return 2
+    if (hasattr(options, "tls_cert") or hasattr(options, "tls_key")) and not hasattr(
+        options, "tcp"
+    ):
+        parser.error("--tls-cert and --tls-key are for --tcp")
     try:
         return _run(options)
     except KeyboardInterrupt:
@@ -134,7 +138,9 @@ def _serve(options: argparse.Namespace) -> int:
 
     match _transport(options):
         case "tcp":
-            return serve.serve_tcp(*options.tcp)
+            host, port = options.tcp
+            files = (getattr(options, name, None) for name in ("tls_cert", "tls_key"))
+            return serve.serve_tcp(host, port, *files)
         case "pipe":
             return serve.serve_pipe(options.pipe)
         case "socket":
@@ -160,13 +166,22 @@ def _parser() -> argparse.ArgumentParser:
     group = transport.add_argument_group("language server")
     one = group.add_mutually_exclusive_group()
     one.add_argument("--stdio", action="store_true", help="speak LSP on standard input and output")
-    one.add_argument("--tcp", type=_address, metavar="HOST:PORT", help="listen for editors there")
+    one.add_argument(
+        "--tcp",
+        type=_address,
+        metavar="HOST:PORT",
+        help="listen there for editors that have the token (said on stderr)",
+    )
     one.add_argument(
         "--pipe", type=Path, metavar="NAME", help="connect to the editor at this pipe, or listen"
     )
     one.add_argument(
         "--socket", type=int, metavar="PORT", help="connect to the editor at this port"
     )
+    group.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="with --tcp, speak TLS: a certificate (PEM)"
+    )
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the key of the certificate")
     # Some clients add it; the process id in `initialize` says the same.
     group.add_argument("--clientProcessId", type=int, help=argparse.SUPPRESS)
 

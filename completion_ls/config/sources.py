@@ -32,8 +32,8 @@ ENVIRONMENT_PREFIX = "COMPLETION_LS_"
 PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
-FOLDERS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR")
-"""Variables with our prefix that are no settings (see `paths`)."""
+NO_SETTINGS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
+"""Variables with our prefix that are no settings (see `paths`, and `lsp/admission.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _environment(environment: Mapping[str, str], problems: list[Problem]) -> lis
             except tomllib.TOMLDecodeError:
                 value = text
             found.append(Source(variable, {section: {key: value}}))
-        elif name not in FOLDERS:
+        elif name not in NO_SETTINGS:
             hint = "A setting is written COMPLETION_LS_SECTION__KEY, with two underscores between."
             problems.append(Problem("", variable, f"there is no such variable. {hint}"))
     return found

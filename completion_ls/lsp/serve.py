@@ -33,10 +33,15 @@ def serve_stdio() -> int:
     return asyncio.run(_serve(channel, answered, watch_parent=True))
 
 
-def serve_tcp(host: str, port: int) -> int:
-    """Listen; every connection is an editor of its own. Runs until interrupted."""
+def serve_tcp(host: str, port: int, certificate: Path | None, key: Path | None) -> int:
+    """Listen; every connection that has the token is an editor of its own. Runs until interrupted.
+    Raises OSError (a sentence)."""
+    from completion_ls.lsp import tcp
+
+    context = tcp.tls_context(certificate, key)
+    listener = tcp.open_listener(host, port, has_tls=context is not None)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_listen(socket.create_server((host, port), family=_family(host))))
+        asyncio.run(tcp.listen(listener, context, _serve_connected))
     return 0
 
 
@@ -73,25 +78,15 @@ def serve_pipe(path: Path) -> int:
     return 0
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 async def _listen(listener: socket.socket) -> None:
-    listener.setblocking(False)
+    from completion_ls.lsp import tcp
+
     log.warning("listening on %s", listener.getsockname())
-    loop = asyncio.get_running_loop()
-    editors: set[asyncio.Task[int]] = set()
-    while True:
-        try:
-            connection, _ = await loop.sock_accept(listener)
-        except OSError as error:  # out of file descriptors, perhaps only for a moment
-            log.error("an editor cannot connect: %s", error)
-            await asyncio.sleep(1)
-            continue
-        task = asyncio.create_task(_serve_connected(connection))
-        editors.add(task)
-        task.add_done_callback(editors.discard)
+
+    async def serve(connection: socket.socket) -> None:
+        await _serve_connected(connection)
+
+    await tcp.accept(listener, serve)
 
 
 async def _serve_connected(connection: socket.socket) -> int:

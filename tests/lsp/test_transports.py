@@ -33,6 +33,17 @@ def message(**fields: Any) -> bytes:
 INITIALIZE = message(
     id=1, method="initialize", params={"processId": None, "capabilities": {}, "rootUri": None}
 )
+TOKEN = "a token for these tests"
+WITH_TOKEN = message(
+    id=1,
+    method="initialize",
+    params={
+        "processId": None,
+        "capabilities": {},
+        "rootUri": None,
+        "initializationOptions": {"token": TOKEN},
+    },
+)
 SHUTDOWN = message(id=2, method="shutdown") + message(method="exit")
 
 
@@ -331,23 +342,26 @@ def test_a_pipe_that_is_a_file_is_left_alone(isolated: dict[str, str], tmp_path:
     assert file.read_text() == "mine"
 
 
-def connected(connection: socket.socket) -> list[int]:
+def connected(connection: socket.socket, first: bytes = INITIALIZE) -> list[int]:
     with connection, connection.makefile("rb") as stream:
-        connection.sendall(INITIALIZE + SHUTDOWN)
+        connection.sendall(first + SHUTDOWN)
         return [answer["id"] for answer in answers(stream)]
 
 
 @pytest.mark.process
 def test_tcp_serves_one_editor_after_another_and_several_at_once(isolated: dict[str, str]) -> None:
     with subprocess.Popen(
-        [*SERVER, "--tcp", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+        [*SERVER, "--tcp", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COMPLETION_LS_TOKEN": TOKEN},
     ) as process:
         assert process.stderr
-        port = int(process.stderr.readline().split()[-1].rstrip(")"))
+        port = int(process.stderr.readline().partition("127.0.0.1:")[2].partition(";")[0])
         first = socket.create_connection(("127.0.0.1", port))
-        assert connected(socket.create_connection(("127.0.0.1", port))) == [1, 2]
-        assert connected(socket.create_connection(("127.0.0.1", port))) == [1, 2]
-        assert connected(first) == [1, 2]
+        for _ in range(2):
+            assert connected(socket.create_connection(("127.0.0.1", port)), WITH_TOKEN) == [1, 2]
+        assert connected(first, WITH_TOKEN) == [1, 2]
         process.terminate()
 
 
