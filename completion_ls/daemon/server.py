@@ -28,6 +28,7 @@ from completion_ls.wire.messages import (
     CameIntoView,
     Cancel,
     Complete,
+    Done,
     Error,
     GetStatus,
     Hello,
@@ -52,6 +53,18 @@ START_GRACE_S = 10.0
 ENDPOINT_CHECK_S = 3.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
+MAX_PEERS = 128
+"""Most fronts at once; besides, as many connections may be about to say hello."""
+MAX_JOBS = 128
+"""Most jobs of one front at once: it has a few, and cancels those that it does not want any more."""
+MAX_JOB_BYTES = 64 * 1024 * 1024
+"""Most bytes of their messages."""
+TOO_MUCH = (
+    f"This front has {MAX_JOBS} jobs or {MAX_JOB_BYTES >> 20} MiB of text under way; cancel some."
+)
+MAX_BACKLOG = 10_000
+"""While more waits for the engine's thread than this, no more is read from a front."""
+BACKLOG_CHECK_S = 0.05
 
 
 class AlreadyRunning(Exception):
@@ -65,6 +78,8 @@ class Peer:
         self.id = id
         self.only_looks = False
         """Whether all that it asked for is the status."""
+        self._jobs: dict[int, int] = {}
+        """Under way: the bytes of each one's message."""
         self._writer = writer
 
     def send(self, message: Message) -> None:
@@ -75,6 +90,20 @@ class Peer:
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
             log.warning("peer %d does not read its messages; it is cut off", self.id)
             self._writer.transport.abort()
+
+    def take(self, job: int, size: int) -> Error | None:
+        """Count a job as under way; or say why it is not taken."""
+        if job in self._jobs:
+            text = f"The id {job} is that of a job that is still running."
+            return Error(code="job", text=text)  # no id: that one goes on
+        if len(self._jobs) >= MAX_JOBS or sum(self._jobs.values()) + size > MAX_JOB_BYTES:
+            return Error(id=job, code="busy", text=TOO_MUCH)
+        self._jobs[job] = size
+        return None
+
+    def has_ended(self, job: int) -> None:
+        """A job is done, failed or cancelled."""
+        self._jobs.pop(job, None)
 
     async def hang_up(self) -> None:
         """Close after what was queued is sent."""
@@ -92,6 +121,7 @@ class Daemon:
         self._token: str | None = None
         self._peers: dict[Hashable, Peer] = {}
         self._ids = itertools.count(1)
+        self._connections = 0
         self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
         self._failure = ""
         self._metrics: Metrics | None = None
@@ -200,10 +230,11 @@ class Daemon:
             self._idle_timer = self._loop.call_at(self._stays_until, self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if is_other_user(writer):
+        if is_other_user(writer) or self._connections >= 2 * MAX_PEERS:
             writer.close()
             return
         peer = Peer(next(self._ids), writer)
+        self._connections += 1
         try:
             if await self._welcome(peer, reader):
                 self._peers[peer.id] = peer
@@ -215,6 +246,7 @@ class Daemon:
         except OSError:
             pass  # the peer has gone
         finally:
+            self._connections -= 1
             if self._peers.pop(peer.id, None):
                 self._worker.cancel_all(peer.id)
                 if not peer.only_looks:  # `status --watch` keeps no model in memory
@@ -243,6 +275,9 @@ class Daemon:
             self._token.encode(), hello.token.encode("utf-8", "surrogatepass")
         ):
             peer.send(Error(code="token", text="The token is wrong."))
+        elif len(self._peers) >= MAX_PEERS:
+            text = f"This daemon has {MAX_PEERS} connections already; close some windows."
+            peer.send(Error(code="busy", text=text))
         else:
             peer.send(Welcome(protocol=PROTOCOL, version=__version__, pid=os.getpid()))
             return True
@@ -260,9 +295,13 @@ class Daemon:
                 peer.send(Error(id=error.id, code=code, text=str(error)))  # type: ignore[arg-type]
                 continue
             match message:
-                case Complete():
-                    self._worker.submit(peer.id, message)
+                case Complete(id=id):
+                    if refusal := peer.take(id, len(body)):
+                        peer.send(refusal)
+                    else:
+                        self._worker.submit(peer.id, message)
                 case Cancel():
+                    peer.has_ended(message.id)
                     self._worker.cancel(peer.id, message.id, complete=message.complete)
                 case Promote():
                     self._worker.promote(peer.id, message.id)
@@ -277,6 +316,8 @@ class Daemon:
                         self._stopping.set()
                 case Hello():
                     peer.send(Error(code="bad_message", text="There was a hello already."))
+            while self._worker.backlog > MAX_BACKLOG:
+                await asyncio.sleep(BACKLOG_CHECK_S)
 
     def _ask_for_figures(self, answer: Callable[[dict[str, Any]], None]) -> None:
         """Have `answer` called with what there is to say of the daemon and the engine."""
@@ -358,6 +399,8 @@ class Daemon:
                     peer.send(message)
             case Outgoing(peer=id, message=message):
                 if (receiver := self._peers.get(id)) is not None:
+                    if isinstance(message, Done | Error) and message.id is not None:
+                        receiver.has_ended(message.id)
                     receiver.send(message)
             case LoadFailed(text=text) | EngineBroken(text=text):
                 self._failure = text

@@ -102,12 +102,16 @@ class _Submit:
     def is_named(self, peer: Hashable, id: int) -> bool:
         return self.peer == peer and self.request.id == id
 
-    def count_as_cancelled(self, loaded: Loaded) -> None:
-        """In its place in the inbox, where it is cancelled before its turn."""
-        figures = self.worker.statistics
-        figures.jobs += 1
-        figures.awaited += self.request.lane != "background"
-        figures.cancelled += 1
+    def cancelled(self) -> Callable[[Loaded], None]:
+        """What takes its place in the inbox, where it is cancelled before its turn: the text goes."""
+        figures, is_awaited = self.worker.statistics, self.request.lane != "background"
+
+        def count(_: Loaded) -> None:
+            figures.jobs += 1
+            figures.awaited += is_awaited
+            figures.cancelled += 1
+
+        return count
 
 
 class Worker(threading.Thread):
@@ -128,6 +132,11 @@ class Worker(threading.Thread):
         self._last_id = 0
         self._passes = 0
 
+    @property
+    def backlog(self) -> int:
+        """What waits in the inbox."""
+        return len(self._inbox)
+
     def submit(self, peer: Hashable, request: Complete) -> None:
         """Take a job; while the model loads it waits."""
         self._put(_Submit(self, peer, request, time.perf_counter()))
@@ -138,7 +147,7 @@ class Worker(threading.Thread):
             for waiting in self._inbox:
                 if isinstance(waiting, _Submit) and waiting.is_named(peer, id):
                     self._inbox.remove(waiting)
-                    self._inbox.append(waiting.count_as_cancelled)
+                    self._inbox.append(waiting.cancelled())
                     return
         self._put(lambda loaded: self._drop(loaded, peer, id, complete=complete))
 

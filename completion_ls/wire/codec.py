@@ -14,6 +14,11 @@ from completion_ls.wire.messages import DaemonMessage, FrontMessage, Message
 MAX_FRAME = 8 * 1024 * 1024
 """Most bytes in a frame. A front sends text windows, never whole files, so none comes near it."""
 
+MAX_ITEMS = 16_384
+"""Most items of a list or map in a frame. A job has at most 4,096 tokens, each with two figures."""
+MAX_VALUES = 65_536
+"""Most values in a frame, however nested: as a Python object an empty map of one byte takes 64."""
+
 HEADER = struct.Struct(">I")
 
 front_messages: TypeAdapter[FrontMessage] = TypeAdapter(FrontMessage)
@@ -46,14 +51,40 @@ def encode(message: Message) -> bytes:
 
 
 def unpack(body: bytes) -> dict[str, Any]:
-    """The map in a frame's body. Raises FrameError where it is none."""
+    """The map in a frame's body. Raises FrameError where it is none, or larger than a message."""
+    left = MAX_VALUES
+
+    def counted(values: Any) -> Any:
+        nonlocal left
+        left -= 1 + len(values)
+        if left < 0:
+            raise ValueError("too many values")
+        return values
+
     try:
-        value: Any = msgpack.unpackb(body, strict_map_key=True)
+        value: Any = msgpack.unpackb(
+            body,
+            strict_map_key=True,
+            list_hook=counted,
+            object_hook=counted,
+            ext_hook=_refuse_extension,
+            max_str_len=MAX_FRAME,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+        )
     except Exception as error:  # msgpack raises ValueError, its own classes, and UnicodeDecodeError
-        raise FrameError(f"The frame is not msgpack ({type(error).__name__}).") from error
+        raise FrameError(
+            f"The frame is not msgpack, or no message ({type(error).__name__})."
+        ) from error
     if not isinstance(value, dict):
         raise FrameError(f"The frame holds a {type(value).__name__}, not a map.")
     return value
+
+
+def _refuse_extension(kind: int, data: bytes) -> Any:
+    raise ValueError("no message has an extension type")
 
 
 M = TypeVar("M")

@@ -187,6 +187,7 @@ class Error(Message):
         "load",
         "job",
         "stopping",
+        "busy",
     ]
     text: str
 
