@@ -1,6 +1,6 @@
 """The settings as the VS Code extension has them: made from `settings.py`, so that they cannot drift.
 
-Writes `contributes.configuration` and the settings that an untrusted workspace must not set into
+Writes `contributes.configuration` and the settings that a workspace must not set into
 package.json, and their names into src/settings.generated.ts.
 """
 
@@ -27,7 +27,7 @@ OWN: dict[str, dict[str, Any]] = {
     "program": {
         "type": "string",
         "default": "",
-        "scope": "machine-overridable",
+        "scope": "machine",
         "markdownDescription": "Path of the program completion-ls, with `~` for the home folder. Where it "
         "is empty, the program of the active Python environment is started, or that in the PATH, or that "
         "in the extension's own environment.",
@@ -56,7 +56,8 @@ KEPT = (
 )
 """What VS Code takes of a JSON schema."""
 RESTRICTED = ("model", "draft", "engine", "daemon")
-"""Sections that name programs, models or sockets, or decide what is loaded."""
+"""Sections that name programs, models or sockets, or decide what is loaded: no workspace may set them,
+trusted or not."""
 
 
 def properties() -> dict[str, dict[str, Any]]:
@@ -71,7 +72,7 @@ def properties() -> dict[str, dict[str, Any]]:
 
 
 def restricted() -> list[str]:
-    """Settings that are not taken from a workspace that is not trusted."""
+    """Settings that are not taken from a workspace."""
     mirrored = [name for name, _ in _mirrored() if name.partition(".")[0] in RESTRICTED]
     return [PREFIX + name for name in ("program", "package", *mirrored)]
 
@@ -92,8 +93,8 @@ def _mirrored() -> Iterator[tuple[str, dict[str, Any]]]:
     for section, field in Settings.model_fields.items():
         model: Any = field.annotation
         texts = meanings(model)
-        # One daemon serves all windows that agree in these.
-        scope = "machine-overridable" if section in RESTRICTED else "window"
+        # Of the user alone; VS Code says so where a workspace has one.
+        scope = "machine" if section in RESTRICTED else "window"
         for key, schema in definitions[model.__name__]["properties"].items():
             kept = {name: value for name, value in schema.items() if name in KEPT}
             yield f"{section}.{key}", kept | {"scope": scope, "markdownDescription": texts[key]}

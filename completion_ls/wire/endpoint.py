@@ -80,12 +80,12 @@ def _reason(error: Exception) -> str:
 
 
 def _absolute(name: str) -> str:
-    """A path to a model; "owner/name", unless it is a folder here, may be a repository of a hub."""
-    if "/" in name or name.endswith(".gguf"):
+    """A path to a model. "owner/name" is a repository of the hub, whatever folders there are here: here
+    may be anybody's workspace."""
+    is_path = name.startswith(("/", "~", ".")) or name.partition("@")[0].count("/") > 1
+    if is_path or name.endswith(".gguf"):
         with contextlib.suppress(RuntimeError, OSError):  # "~" without a home; too long a name
-            path = Path(name).expanduser().absolute()
-            if name.startswith(("/", "~", ".")) or name.endswith(".gguf") or path.exists():
-                return str(path)
+            return str(Path(name).expanduser().absolute())
     return name
 
 

@@ -37,7 +37,7 @@ def test_the_settings_stand_in_the_order_of_the_readme() -> None:
     assert list(properties)[:2] == ["completion-ls.enabled", "completion-ls.program"]
 
 
-def test_a_workspace_that_is_not_trusted_names_no_programs_and_no_models() -> None:
+def test_a_workspace_names_no_programs_and_no_models() -> None:
     restricted = vscode.restricted()
     for name in ("program", "package", "model.name", "draft.model", "daemon.transport"):
         assert f"completion-ls.{name}" in restricted

@@ -627,7 +627,10 @@ def test_the_daemon_is_given_the_name(tmp_path, monkeypatch):
     (tmp_path / "models" / "x").mkdir(parents=True)
     for name, meant in (
         (NAME, NAME),
-        ("models/x", str(tmp_path / "models" / "x")),
+        # One that stands in anybody's workspace must not take the place of what was pulled.
+        ("models/x", "models/x"),
+        ("./models/x", str(tmp_path / "models" / "x")),
+        ("my/own/model", str(tmp_path / "my" / "own" / "model")),
         ("./models/y", str(tmp_path / "models" / "y")),
         ("models/y.gguf", str(tmp_path / "models" / "y.gguf")),
     ):

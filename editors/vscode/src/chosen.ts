@@ -12,20 +12,19 @@ export interface Inspected {
 
 export type Chosen = Record<string, Record<string, unknown>>;
 
-/** `keys` are "section.key"; `restricted` ones are not taken from a workspace that is not trusted. */
+/** `keys` are "section.key"; `restricted` ones, which name models and the like, are taken from the user alone. */
 export function chosen(
   keys: readonly string[],
   restricted: ReadonlySet<string>,
-  isTrusted: boolean,
   inspect: (key: string) => Inspected | undefined,
 ): Chosen {
   const found: Chosen = {};
   for (const name of keys) {
     const places = inspect(name);
     const value =
-      isTrusted || !restricted.has(name)
-        ? (places?.workspaceFolderValue ?? places?.workspaceValue ?? places?.globalValue)
-        : places?.globalValue;
+      restricted.has(name)
+        ? places?.globalValue
+        : (places?.workspaceFolderValue ?? places?.workspaceValue ?? places?.globalValue);
     if (value === undefined || value === null) {
       continue;
     }

@@ -197,5 +197,5 @@ export class Server implements vscode.Disposable {
 
 function settings(): Chosen {
   const all = vscode.workspace.getConfiguration(SECTION);
-  return chosen(KEYS, RESTRICTED, vscode.workspace.isTrusted, (key) => all.inspect(key));
+  return chosen(KEYS, RESTRICTED, (key) => all.inspect(key));
 }

@@ -24,14 +24,10 @@ describe("chosen settings", () => {
     "engine.threads": { workspaceValue: 4 },
     "server.disabled_languages": {},
   };
-  const find = (isTrusted: boolean) => chosen(keys, restricted, isTrusted, (key) => known[key]);
+  const found = chosen(keys, restricted, (key) => known[key]);
 
   it("are those that somebody set, the nearest place first", () => {
-    expect(find(true)).toEqual({
-      model: { name: "/evil" },
-      completion: { lines: "auto" },
-      engine: { threads: 4 },
-    });
+    expect(found["completion"]).toEqual({ lines: "auto" });
   });
 
   it("are a list where one is wanted, whatever was written", () => {
@@ -41,8 +37,8 @@ describe("chosen settings", () => {
     expect(names(["python", 5, "c"])).toEqual(["python", "c"]);
   });
 
-  it("are not taken from a workspace that is not trusted, where they name things", () => {
-    expect(find(false)).toEqual({ model: { name: "mine" }, completion: { lines: "auto" } });
+  it("are not taken from a workspace where they name things, trusted or not", () => {
+    expect(found).toEqual({ model: { name: "mine" }, completion: { lines: "auto" } });
   });
 
   it("may be false, zero or empty", () => {
@@ -52,7 +48,7 @@ describe("chosen settings", () => {
       "a.d": { globalValue: "" },
       "a.e": { globalValue: null },
     };
-    const found = chosen(Object.keys(values), new Set(), true, (key) => values[key]);
+    const found = chosen(Object.keys(values), new Set(), (key) => values[key]);
     expect(found).toEqual({ a: { b: false, c: 0, d: "" } });
   });
 });

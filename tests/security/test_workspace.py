@@ -1,0 +1,199 @@
+"""What lies in a workspace names no program, model or address, and nothing of it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from completion_ls.config import sources, vscode
+from completion_ls.config.settings import Settings
+from completion_ls.context.permitted import Permitted
+from completion_ls.lsp.channel import frame
+from completion_ls.wire.endpoint import DaemonConfig
+
+EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
+
+OF_A_WORKSPACE = {
+    *("enabled", "trace.server"),
+    *("prompt.max_tokens", "prompt.suffix_share"),
+    *("context.files", "context.exclude"),
+    *("completion.max_tokens", "completion.temperature", "completion.top_p", "completion.seed"),
+    *("completion.lines", "completion.max_lines", "completion.in_comments"),
+    *("completion.in_strings", "completion.show_above", "completion.ahead"),
+    *("completion.debounce_ms", "server.completion_items", "server.disabled_languages"),
+    "server.log_level",
+}
+"""What a workspace may set: what is offered and when. A new setting is of one of these two lists, and whoever
+adds it says which."""
+OF_THE_USER_ALONE = {
+    *("program", "package", "model.name", "model.format", "draft.lookup", "draft.model"),
+    *("draft.max_tokens", "engine.kind", "engine.weights", "engine.threads"),
+    *("engine.prefill_chunk", "engine.kv_memory_mb", "engine.kv_cache", "engine.context"),
+    *("engine.prefill_stream", "daemon.idle_exit_s", "daemon.transport", "daemon.audit"),
+    "daemon.metrics_port",
+}
+"""Programs, models, sockets and what is loaded."""
+
+
+def test_every_setting_is_of_a_workspace_or_of_the_user_alone() -> None:
+    own = set(vscode.OWN)
+    of_the_server = {
+        f"{section}.{key}" for section, values in Settings().model_dump().items() for key in values
+    }
+    assert own | of_the_server == OF_A_WORKSPACE | OF_THE_USER_ALONE
+    assert not OF_A_WORKSPACE & OF_THE_USER_ALONE
+
+
+def test_vs_code_takes_no_other_setting_from_a_workspace() -> None:
+    """With the scope of a machine VS Code refuses it there, and its editor of settings says so."""
+    manifest = json.loads((EXTENSION / "package.json").read_text())
+    properties = manifest["contributes"]["configuration"]["properties"]
+    assert set(properties) == {vscode.PREFIX + name for name in OF_A_WORKSPACE | OF_THE_USER_ALONE}
+    for name in OF_THE_USER_ALONE:
+        assert properties[vscode.PREFIX + name]["scope"] == "machine", name
+    trust = manifest["capabilities"]["untrustedWorkspaces"]
+    assert set(trust["restrictedConfigurations"]) == {vscode.PREFIX + n for n in OF_THE_USER_ALONE}
+    # And the extension looks no further itself.
+    source = (EXTENSION / "src" / "settings.generated.ts").read_text()
+    closed = re.search(r"new Set\((\[.*?\])\)", source, re.DOTALL)
+    assert closed
+    assert set(json.loads(closed[1])) == OF_THE_USER_ALONE
+
+
+def test_no_file_of_a_workspace_is_read_for_settings(
+    isolated: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("completion-ls.toml", ".completion-ls.toml", "config.toml", "pyproject.toml", ".env")
+    text = '[model]\nname = "/evil"\n[tool.completion-ls.model]\nname = "/evil"\n'
+    for name in names:
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cpu.toml").write_text('[model]\nname = "/evil"\n')
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "cpu.toml").write_text('[model]\nname = "/evil"\n')
+    monkeypatch.chdir(tmp_path)
+    settings, problems = sources.resolve()
+    assert problems == []
+    assert "evil" not in settings.model_dump_json()
+
+
+@pytest.mark.parametrize("profile", ["/tmp/x", "../evil", "./evil", "evil.toml", "a/../../evil"])
+def test_a_profile_is_one_of_ours(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.toml").write_text('[model]\nname = "/evil"\n')
+    settings, problems = sources.resolve([("initializationOptions", {"profile": profile})])
+    assert "there is no profile" in str(problems[0])
+    assert settings.model.name != "/evil"
+
+
+@pytest.mark.parametrize("key", ["program", "command", "path", "url", "host", "library"])
+def test_what_names_programs_and_addresses_is_no_setting(key: str) -> None:
+    """There is nothing to set: not even an editor can."""
+    for section in Settings.model_fields:
+        _, problems = sources.resolve([("initializationOptions", {section: {key: "/evil"}})])
+        assert len(problems) == 1
+        assert "there is no such setting" in str(problems[0])
+
+
+def test_a_folder_of_the_workspace_does_not_stand_in_for_a_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    (tmp_path / "smollm2-135m-instruct").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "owner/model",
+        "owner/model@main",
+        "owner/model@refs/pr/1",
+        "smollm2-135m-instruct",
+    ):
+        config = DaemonConfig.of(Settings.model_validate({"model": {"name": name}}))
+        assert config.model.name == name
+
+
+MODULES = ("random", "tomllib", "torch", "pygls", "msgpack", "platformdirs", "sitecustomize")
+
+
+def trapped(folder: Path) -> Path:
+    """A workspace full of programs and modules that say so when they run; returns where they say it."""
+    folder.mkdir()
+    told = folder.parent / "told"
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write('{name} ')\n")
+    for name in ("git", "cc", "gcc", "clang", "python", "python3", "rg", "sh", "completion-ls"):
+        program = folder / name
+        program.write_text(f"#!/bin/sh\necho {name} >> {told}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    hooks = folder / ".git"
+    hooks.mkdir()
+    (hooks / "config").write_text(
+        f"[core]\n\tfsmonitor = {folder / 'git'}\n\tsshCommand = {folder}/sh\n"
+    )
+    return told
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("start", [["-P", "-m"], ["-m"]])
+def test_nothing_of_the_workspace_is_run(
+    isolated: dict[str, str], tmp_path: Path, start: list[str]
+) -> None:
+    """The server is started in it, told of it, and asked; its daemon, too, is started from there."""
+    workspace = tmp_path / "workspace"
+    told = trapped(workspace)
+    uri = (workspace / "main.py").as_uri()
+    text = "import helper\n\n\ndef area():\n    "
+    (workspace / "helper.py").write_text("def helper():\n    return 1\n")
+
+    def message(**fields: object) -> bytes:
+        return frame(json.dumps({"jsonrpc": "2.0", **fields}).encode())
+
+    folders = [{"uri": workspace.as_uri(), "name": "w"}]
+    params = {"processId": None, "capabilities": {}, "rootUri": None, "workspaceFolders": folders}
+    opened = {"uri": uri, "languageId": "python", "version": 1, "text": text}
+    where = {"textDocument": {"uri": uri}, "position": {"line": 4, "character": 4}}
+    asked = {**where, "context": {"triggerKind": 1}}
+    sent = (
+        message(id=1, method="initialize", params=params)
+        + message(method="initialized", params={})
+        + message(method="textDocument/didOpen", params={"textDocument": opened})
+        + message(id=2, method="textDocument/inlineCompletion", params=asked)
+    )
+    with subprocess.Popen(
+        [sys.executable, *start, "completion_ls", "--stdio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=workspace,
+        env={**os.environ, "COMPLETION_LS_MODEL__NAME": "no such model"},
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(sent)
+        process.stdin.flush()
+        heard = b""
+        while b'"id": 2' not in heard and (block := process.stdout.read1(65536)):
+            heard += block
+        process.stdin.close()
+        process.wait(60)
+    assert b'"id": 2' in heard
+    assert not told.exists(), told.read_text()
+
+
+def test_files_of_a_workspace_that_lead_out_of_it_are_not_read(tmp_path: Path) -> None:
+    workspace, outside = tmp_path / "workspace", tmp_path / "outside"
+    for folder in (workspace, outside):
+        folder.mkdir()
+        (folder / "a.py").write_text("secret")
+    (workspace / "link.py").symlink_to(outside / "a.py")
+    (workspace / "folder").symlink_to(outside)
+    permitted = Permitted([workspace], [])
+    assert permitted.allows(workspace / "a.py")
+    for name in ("link.py", "folder/a.py", "../outside/a.py"):
+        assert not permitted.allows(workspace / name), name
