@@ -34,11 +34,15 @@ def start(what: Json) -> tuple[Json, Callable[[Json], Json]]:
     import transformers
 
     folder = what["folder"]
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     kind: Any = getattr(transformers, config.architectures[0])
     imported = time.perf_counter()
     torch.set_num_threads(what["threads"])
-    model = kind.from_pretrained(folder, local_files_only=True).eval()
+    model = kind.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    ).eval()
     model.generation_config.eos_token_id = None  # all sides produce the same count
     model.generation_config.pad_token_id = 0
     ready = {"import_s": imported - begin, "load_s": time.perf_counter() - imported}

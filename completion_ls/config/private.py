@@ -36,6 +36,12 @@ def check_folder(folder: Path) -> None:
     check_place(folder)
 
 
+def check_owned(folder: Path) -> None:
+    """Raise PermissionError (a sentence) where anybody but this user could have put something into a
+    folder, or could exchange it. Others may look into it."""
+    check_place(folder.absolute() / "x")
+
+
 def check_place(path: Path) -> None:
     """Raise PermissionError (a sentence) where others could put another file or folder in the place of
     this one: where a folder or link on the way to it is theirs, or may be written by them."""
@@ -50,7 +56,7 @@ def check_place(path: Path) -> None:
             continue
         raise PermissionError(
             f"{whose}, who could put another file or folder in the place of {path}, so that is not used. "
-            f"Change the owner or the rights of {place}, {_ELSE}."
+            f"Change the owner or the rights of {place}, or name another folder ({_FOLDERS})."
         )
 
 
@@ -90,6 +96,7 @@ def open_log(file: Path) -> int:
 
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_FOLDERS = "COMPLETION_LS_RUNTIME_DIR for sockets, COMPLETION_LS_CACHE_DIR for models"
 _ELSE = "or name another folder in COMPLETION_LS_RUNTIME_DIR"
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from completion_ls.config import private
 from completion_ls.config.paths import cache_dir
 from completion_ls.engines.linear import (
     BF16,
@@ -294,11 +295,12 @@ def _library(compiler: list[str]) -> ctypes.CDLL:
     made_from = "\n".join([*compiler, version, *flags, platform.machine(), processor()])
     key = hashlib.sha256(SOURCE.read_bytes() + made_from.encode()).hexdigest()[:32]
     folder = cache_dir() / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private.check_owned(folder)
     for kept in folder.glob(f"{key}-*.so"):
         if kept.name == _name(key, kept):
             return ctypes.CDLL(str(kept))
         kept.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         made = Path(place, "kernels.so")
         _run([*compiler, *flags, str(SOURCE), "-o", str(made)], _COMPILE_S)

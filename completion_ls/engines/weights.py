@@ -259,7 +259,7 @@ class _TensorFiles:
         if (self._folder / single).is_file():
             return [single]
         pickles = sorted(
-            p.name for end in ("bin", "pt", "pth") for p in self._folder.glob(f"*.{end}")
+            p.name for end in ("bin", "pt", "pth", "ckpt") for p in self._folder.glob(f"*.{end}")
         )
         if pickles:
             raise ValueError(

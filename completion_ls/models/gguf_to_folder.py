@@ -223,7 +223,7 @@ def load_tokenizer(link: Path, reader: Any, tokens: list[str]) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
-        link.parent, gguf_file=link.name, local_files_only=True
+        link.parent, gguf_file=link.name, local_files_only=True, trust_remote_code=False
     )
     backend = tokenizer.backend_tokenizer
     pre = field(reader, "tokenizer.ggml.pre")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from completion_ls import __version__
 from completion_ls.config.paths import cache_dir
+from completion_ls.models import pickles
 from completion_ls.models.errors import ModelError
 from completion_ls.models.store import (
     CHUNK,
@@ -62,6 +63,7 @@ RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 LONGEST_WAIT_S = 120
 """Most that a busy hub can have us wait."""
 
+SAFETENSORS = "*.safetensors"
 NEEDED = ("config.json", "tokenizer.json")
 WANTED = {
     *NEEDED,
@@ -213,7 +215,10 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
     names = {file.name for file in files}
     missing = [name for name in NEEDED if name not in names]
     if not any(name.endswith(".safetensors") for name in names):
-        missing.append("*.safetensors")
+        missing.append(SAFETENSORS)
+    pickle = pickles.first(one.rfilename for one in info.siblings or [])
+    if missing == [SAFETENSORS] and pickle:
+        raise ModelError(f"The repository {model} has its weights only in {pickle}: {pickles.WHY}")
     if missing:
         others = [name for name in _branches(api, model) if name != model.revision]
         hint = (

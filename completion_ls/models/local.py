@@ -11,7 +11,7 @@ from pathlib import Path
 
 from completion_ls.config.profiles import of_profile
 from completion_ls.config.sources import profile_names, profiles_dir
-from completion_ls.models import catalogue, convert, fetch, hub
+from completion_ls.models import catalogue, convert, fetch, hub, pickles
 from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
 from completion_ls.models.store import Progress, file_sha256, megabytes, silent
@@ -248,6 +248,8 @@ def _gguf_sha256(path: Path, progress: Progress) -> str:
     try:
         # Looked at first, as hashing gigabytes of something else would take its time.
         if not convert.is_gguf(path):
+            if pickles.first([path.name]):
+                raise ModelError(f"The file {path} is no model that is loaded: {pickles.WHY}")
             raise ModelError(
                 f"The file {path} is not a GGUF file; give a .gguf file or a folder with "
                 "config.json, tokenizer.json and *.safetensors."
@@ -263,11 +265,8 @@ def _from_folder(folder: Path) -> LocalModel:
     """Check that the folder has what engines load. Raises ModelError."""
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights and (any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))):
-        raise ModelError(
-            f"The folder {folder} has its weights only as pickle files (.bin or .pt), which can "
-            "run any code when they are loaded; convert them to safetensors first."
-        )
+    if not weights and (pickle := pickles.first(path.name for path in folder.glob("*"))):
+        raise ModelError(f"The folder {folder} has its weights only in {pickle}: {pickles.WHY}")
     if not weights:
         missing.append("*.safetensors")
     if missing:
