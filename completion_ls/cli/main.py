@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from completion_ls import __version__
+from completion_ls.config import log_form
 
 PEERS = ("llama.cpp", "transformers")
 DESCRIPTION = """\
@@ -24,10 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if options.command in ("demo", "bench", "models", "status", "doctor", "init", "tune"):
+        logging.basicConfig(stream=sys.stderr)
         logging.getLogger().setLevel(logging.CRITICAL)  # they print what there is to say
         _print_any_path()
+    else:
+        log_form.set_up()
     if hasattr(options, "profile"):
         from completion_ls.config.sources import use_profile
 

@@ -101,7 +101,8 @@ class Generator:
             suggestion.failure = failure
         except Exception as error:  # whoever waits must hear of it
             log.exception("a completion failed")
-            suggestion.failure = EngineFailed(f"The completion failed: {error}")
+            what = f"The completion failed ({type(error).__name__}); the log says where."
+            suggestion.failure = EngineFailed(what)
         finally:
             suggestion.notify()
 

@@ -149,7 +149,7 @@ class CompletionServer(LanguageServer):
         """Where pygls would show each error in a window of its own, ours goes to the log. (Those of
         requests are in their responses.)"""
         if source is not FeatureRequestError:
-            log.warning("%s", error)
+            log.warning("a message could not be handled: %s", type(error).__name__)
 
     async def close(self) -> None:
         """Hang up on the daemon, and write what was counted."""

@@ -163,6 +163,9 @@ class Script:
 class ScriptedWorker:
     """In the place of `daemon.worker.Worker`, on the event loop."""
 
+    backlog = 0
+    """Nothing waits: all is answered at once."""
+
     def __init__(
         self, script: Script, config: DaemonConfig, publish: Callable[[Published], None]
     ) -> None:
