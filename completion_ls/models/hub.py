@@ -187,7 +187,32 @@ def _api() -> HfApi:
         )
     # It warns of requests without a token, in the midst of our progress.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    _session()
     return HfApi(library_name="completion-ls", library_version=__version__)
+
+
+def _session() -> httpx2.Client:
+    """The client of the hub's library, which all requests go through; from now on it is never led from
+    HTTPS to HTTP."""
+    from huggingface_hub import get_session
+
+    session = get_session()
+    hooks = session.event_hooks
+    if _refuse_http not in hooks["request"]:
+        session.event_hooks = {**hooks, "request": [*hooks["request"], _refuse_http]}
+    return session
+
+
+def _refuse_http(request: httpx2.Request) -> None:
+    """Called before each request, those that another answer leads to among them."""
+    from huggingface_hub import constants
+
+    if request.url.scheme != "https" and constants.ENDPOINT.startswith("https:"):
+        raise ModelError(
+            f"The Hugging Face hub, or something before it, leads to {request.url.scheme}://"
+            f"{request.url.host}, where anybody on the way can change what comes; nothing was fetched "
+            "from there. Try again from another network."
+        )
 
 
 def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
@@ -416,15 +441,16 @@ def _wait_s(response: httpx2.Response) -> int:
 def _stream(url: str, file: HubFile, path: Path, have: int, tell: Callable[[], None]) -> None:
     """One request for what follows the first `have` bytes, written as it comes."""
     import httpx2
-    from huggingface_hub import constants, get_session, hf_raise_for_status
+    from huggingface_hub import constants, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+    session = _session()  # first: making headers may ask the hub something, too
     headers = build_hf_headers(library_name="completion-ls", library_version=__version__)
     headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the file itself
     if have:
         headers["Range"] = f"bytes={have}-"
     timeout = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+    with session.stream("GET", url, headers=headers, timeout=timeout) as response:
         if response.status_code == 416:
             raise _OtherPart
         if response.is_error:

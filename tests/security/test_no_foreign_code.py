@@ -30,6 +30,8 @@ CALLS = {
     *("importlib.import_module", "runpy.run_path", "runpy.run_module"),
     *("asyncio.create_subprocess_shell", "numpy.load", "np.load"),
 }
+UNPACKING = {"extractall", "extract", "unpack_archive"}
+"""An archive says itself where its files go; of ours one member is read, and written where we say."""
 ALLOWED = {
     # Languages from a table of ours.
     ("syntax/languages.py", "importlib.import_module"),
@@ -63,6 +65,8 @@ def offences(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
         called = dotted(node.func)
         if called in CALLS:
             yield name, called
+        if isinstance(node.func, ast.Attribute) and node.func.attr in UNPACKING:
+            yield name, node.func.attr
         given = {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
         if given.get("shell", "False") != "False":
             yield name, "shell"
@@ -103,6 +107,7 @@ def test_the_package_runs_no_code_that_is_data() -> None:
         "AutoConfig.from_pretrained(f, local_files_only=True)",
         "AutoConfig.from_pretrained(f, trust_remote_code=True, local_files_only=True)",
         "yaml.load(f)\nimport yaml",
+        "zipfile.ZipFile(f).extractall(folder)",
     ],
 )
 def test_such_code_would_be_seen(source: str) -> None:
