@@ -1,0 +1,9 @@
+"""All properties, by what they are about."""
+
+from __future__ import annotations
+
+from fuzz.edits import EDITS
+from fuzz.property import Property
+from fuzz.wire import WIRE
+
+PROPERTIES: tuple[Property, ...] = (*WIRE, *EDITS)
