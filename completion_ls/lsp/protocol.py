@@ -13,6 +13,7 @@ from cattrs import Converter, transform_error
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInternalError, JsonRpcInvalidParams
 from pygls.protocol import LanguageServerProtocol, lsp_method
+from pygls.uris import from_fs_path, to_fs_path
 
 from completion_ls.lsp import messages
 from completion_ls.lsp.channel import Channel, Malformed
@@ -117,6 +118,8 @@ class Protocol(LanguageServerProtocol):
             return
         if method == types.CANCEL_REQUEST and not _is_id(_member(raw.get("params"), "id")):
             return
+        if method == "initialize":
+            raw["params"] = _without_odd_root(raw.get("params"))
         try:
             message = self.structure_message(raw)
         except (JsonRpcInvalidParams, JsonRpcInternalError) as error:
@@ -178,6 +181,20 @@ def _has_id(kind: type) -> bool:
 
 def _is_id(id: Any) -> bool:
     return isinstance(id, int | str) and not isinstance(id, bool)
+
+
+def _without_odd_root(params: Any) -> Any:
+    """Parameters of `initialize`, without a root that is no place at all: pygls fails on it, and a
+    session is of use without."""
+    uri, path = _member(params, "rootUri"), _member(params, "rootPath")
+    try:
+        if isinstance(uri, str):
+            to_fs_path(uri)
+        elif isinstance(path, str):
+            to_fs_path(from_fs_path(path) or "")
+    except ValueError:
+        return {**params, "rootUri": None, "rootPath": None}
+    return params
 
 
 def _reduced(params: dict[str, Any]) -> dict[str, Any]:
