@@ -11,6 +11,7 @@ from lsprotocol import types
 from pygls.workspace import PositionCodec
 
 from completion_ls.lsp.documents import Document, DocumentWorkspace, clean
+from fuzz.mixed import mixed
 from fuzz.property import Property
 
 URI = "file:///a%20b.py"
@@ -114,11 +115,10 @@ def _is_found(document: Document, text: str, position: tuple[int, int], encoding
     assert (back.line, back.character) <= position
 
 
-changes = st.one_of(
-    st.builds(Change, texts, positions, positions),
-    st.builds(Change, texts, positions, positions),
-    st.builds(lambda text, place: Change(text, place, place), texts, positions),
-    st.builds(Change, texts),
+changes = mixed(
+    (4, st.builds(Change, texts, positions, positions)),
+    (2, st.builds(lambda text, place: Change(text, place, place), texts, positions)),
+    (1, st.builds(Change, texts)),
 )
 sessions = st.builds(
     Session,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fuzz.edits import EDITS
+from fuzz.lsp import LSP
 from fuzz.property import Property
 from fuzz.wire import WIRE
 
-PROPERTIES: tuple[Property, ...] = (*WIRE, *EDITS)
+PROPERTIES: tuple[Property, ...] = (*WIRE, *LSP, *EDITS)

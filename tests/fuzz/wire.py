@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from completion_ls.wire import codec, messages
 from completion_ls.wire.messages import PROTOCOL, Complete, Done, Hello, Message, Ready, Welcome
 from fuzz.bytes import damaged
+from fuzz.mixed import mixed
 from fuzz.peers import House, Visitor
 from fuzz.property import Property
 
@@ -52,7 +53,7 @@ def _within(field: FieldInfo) -> st.SearchStrategy[Any]:
             if hasattr(limit, name):
                 limits["max_value" if name == "le" else "min_value"] = getattr(limit, name)
     draw: Any = st.integers if field.annotation is int else st.floats
-    return st.one_of(*[draw(**limits)] * 4, _value(field.annotation))
+    return mixed((6, draw(**limits)), (1, _value(field.annotation)))
 
 
 def _fields(kind: type[Message]) -> st.SearchStrategy[dict[str, Any]]:
@@ -74,7 +75,7 @@ def _fields(kind: type[Message]) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def bodies(draw: st.DrawFn, kinds: Sequence[type[Message]]) -> bytes:
     """A message, now and then with a value that it cannot have."""
-    value = draw(st.one_of([_fields(kind) for kind in kinds]))
+    value = draw(mixed(*[(1, _fields(kind)) for kind in kinds]))
     if draw(st.integers(0, 3)) == 0:
         value[draw(st.sampled_from(sorted(value)) | TEXT)] = draw(JUNK)
     return msgpack.packb(value)
@@ -92,7 +93,7 @@ def streams(kinds: Sequence[type[Message]]) -> st.SearchStrategy[bytes]:
         lambda before, length, body: before + codec.HEADER.pack(length) + body,
         *(whole, lengths, bodies(kinds)),
     )
-    return st.one_of(whole, whole, wrong, damaged(whole), st.binary(max_size=60))
+    return mixed((3, whole), (1, wrong), (2, damaged(whole)), (1, st.binary(max_size=60)))
 
 
 def _read_all(data: bytes, known: TypeAdapter[Any]) -> None:
@@ -178,7 +179,7 @@ def _with_hello(data: bytes) -> bytes:
 
 
 asked = streams((Complete, Complete, *FRONT))
-visits = st.lists(st.one_of(asked.map(_with_hello), asked.map(_with_hello), asked), max_size=3)
+visits = st.lists(mixed((4, asked.map(_with_hello)), (1, asked)), max_size=3)
 
 
 def _property(
