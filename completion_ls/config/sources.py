@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ ENVIRONMENT_PREFIX = "COMPLETION_LS_"
 PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
+MOST_OF_A_NAME = 80
 NO_SETTINGS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
 """Variables with our prefix that are no settings (see `paths`, and `lsp/admission.py`)."""
 
@@ -53,7 +55,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        where = f"Setting {self.key!r} in {self.source}" if self.key else self.source
+        where = f"Setting {_brief(self.key)} in {self.source}" if self.key else self.source
         return f"{where}: {self.text}"
 
 
@@ -63,6 +65,11 @@ _given = ""
 
 class SettingsError(Exception):
     """Raised where wrong settings must stop a command; the message has one sentence a line."""
+
+
+def _brief(name: str) -> str:
+    """A name that somebody has written, in quotes: the beginning of it, where it is no name at all."""
+    return repr(name if len(name) <= MOST_OF_A_NAME else f"{name[:MOST_OF_A_NAME]}…")
 
 
 def profiles_dir() -> Path:
@@ -182,11 +189,19 @@ def parsed(text: str) -> dict[str, Any]:
         repr(values)
     except RecursionError as error:
         raise tomllib.TOMLDecodeError("it is nested too deeply") from error
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # Python reads and writes no numbers of thousands of digits
+        raise tomllib.TOMLDecodeError("a number in it is too long") from error
     return values
 
 
 def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     try:
+        if stat.S_ISFIFO(file.stat().st_mode):  # reading it would wait, for ever perhaps
+            text = "it is a pipe; name a file in COMPLETION_LS_CONFIG."
+            problems.append(Problem("", str(file), text))
+            return {}
         # Some editors put a byte order mark in front.
         return parsed(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
@@ -205,14 +220,17 @@ def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
     if name not in profile_names():
         near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(profile_names())}."
-        problems.append(Problem(PROFILE_KEY, named_in, f"there is no profile {name!r}. {hint}"))
+        problems.append(
+            Problem(PROFILE_KEY, named_in, f"there is no profile {_brief(name)}. {hint}")
+        )
         file = profiles_dir() / f"{DEFAULT_PROFILE}.toml"
     return Source(f"profile {file.name}", _read_toml(file, problems))
 
 
 def _user_file(problems: list[Problem]) -> Source:
     file = paths.config_file()
-    if os.environ.get("COMPLETION_LS_CONFIG") and not file.exists():
+    # (`exists` of Path raises where a name is too long.)
+    if os.environ.get("COMPLETION_LS_CONFIG") and not os.path.exists(file):  # noqa: PTH110
         problems.append(Problem("", "COMPLETION_LS_CONFIG", f"there is no file {file}."))
     return Source(str(file), _read_toml(file, problems))
 
@@ -225,7 +243,7 @@ def _environment(environment: Mapping[str, str], problems: list[Problem]) -> lis
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         section, separator, key = name.lower().partition("__")
         if name.lower() == PROFILE_KEY:
-            by_option = variable == PROFILE_VARIABLE and text == _given
+            by_option = variable == PROFILE_VARIABLE and text == _given != ""
             found.append(Source(PROFILE_OPTION if by_option else variable, {PROFILE_KEY: text}))
         elif separator:
             # Written as in TOML where it is TOML (numbers, booleans, lists), plain text otherwise.

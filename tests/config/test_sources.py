@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,22 @@ def test_a_file_that_is_not_toml_is_named(user_file: Path) -> None:
     settings, problems = sources.resolve()
     assert settings == Settings()
     assert str(user_file) in str(problems[0])
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "/dev/null/x"])
+def test_a_file_that_there_cannot_be_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", name)
+    settings, problems = sources.resolve()
+    assert settings == Settings()
+    assert {problem.source for problem in problems} == {"COMPLETION_LS_CONFIG", name}
+
+
+def test_a_pipe_is_not_waited_for(user_file: Path) -> None:
+    user_file.unlink()
+    os.mkfifo(user_file)
+    settings, [problem] = sources.resolve([("initializationOptions", {"completion": {"seed": 3}})])
+    assert settings.completion.seed == 3
+    assert str(user_file) in str(problem) and "pipe" in str(problem)
 
 
 @pytest.mark.parametrize("value", ["text", 3, [1, 2]])
