@@ -102,8 +102,11 @@ class Loop(asyncio.SelectorEventLoop):
         return done
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        loop: Any = self
+        if not loop._ready:
+            times = [handle.when() for handle in loop._scheduled if not handle.cancelled()]
+            assert times, "it waits for what never comes"
+            self._now = max(self._now, min(times))
         super()._run_once()  # type: ignore[misc]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fuzz.config import CONFIG
 from fuzz.edits import EDITS
 from fuzz.lsp import LSP
 from fuzz.property import Property
 from fuzz.wire import WIRE
 
-PROPERTIES: tuple[Property, ...] = (*WIRE, *LSP, *EDITS)
+PROPERTIES: tuple[Property, ...] = (*WIRE, *LSP, *EDITS, *CONFIG)
