@@ -33,6 +33,8 @@ __all__ = [
 
 FETCH_SHARE = 0.6
 """Part of the progress given to fetching when a model is fetched and converted."""
+MAX_HEADER = 100_000_000
+"""Most bytes of the header of a safetensors file, by the format."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,12 @@ def quantisation(name: str) -> str:
             is_exl2 = _hub_entry(repository) or "exl2" in str(repository).lower()
             return "exl2" if is_exl2 else ""
         folder = here
+    file = folder / "config.json"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        found = config.get("quantization_config")
-    except (OSError, ValueError, AttributeError):
+        if not file.is_file():  # a pipe would be waited for
+            return ""
+        found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
     method = found.get("quant_method") if isinstance(found, dict) else None
     return str(method or "unknown")[:50] if found else ""
@@ -286,17 +290,21 @@ def _from_folder(folder: Path) -> LocalModel:
 def _whole_safetensors(path: Path) -> bool:
     """Whether the file is as long as its header says (an LFS pointer, for one, is not)."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > size:
+            if length > min(size, MAX_HEADER):
                 return False
             header = json.loads(file.read(length))
         end = max(
             (t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0
         )
         return size == 8 + length + int(end)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError):
+        return False
+    except RecursionError:  # nested more deeply than any header
         return False
 
 
