@@ -15,6 +15,9 @@ SUPPORTED = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
+LARGEST = 2.0**53
+"""No number of a config.json is larger."""
+
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How the names of architectures end that continue a text."""
 
@@ -61,12 +64,18 @@ def read_shape(folder: Path) -> LlamaShape:
     """Read config.json of `folder`. Raises ValueError (a sentence) when it cannot be served."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError(f"{path} is not a file; name the folder of a Hugging Face model.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text; fetch the model again.") from error
     except OSError as error:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}); name the folder of a Hugging Face model."
         ) from error
-    except ValueError as error:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); fetch the model again.") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds no JSON object; fetch the model again.")
@@ -118,11 +127,12 @@ def _supported_kind(path: Path, config: Mapping[str, Any]) -> str:
     """The model_type. `architectures` decides where both are given: a classifier made from a Llama
     has the same model_type."""
     kind = config.get("model_type")
-    names = config.get("architectures") or [SUPPORTED.get(str(kind), str(kind))]
+    given = config.get("architectures") or [SUPPORTED.get(str(kind), str(kind))]
+    names = [str(name)[:100] for name in (given if isinstance(given, list) else [given])]
     by_name = {name: kind for kind, name in SUPPORTED.items()}
     if len(names) != 1 or names[0] not in by_name:
         raise UnknownModel(
-            f"{path}: the architecture {', '.join(map(str, names))} is not supported by the CPU "
+            f"{path}: the architecture {', '.join(names[:3])} is not supported by the CPU "
             f"engine; it computes {', '.join(by_name)}."
         )
     return by_name[names[0]]
@@ -137,10 +147,11 @@ def _refuse_variants(path: Path, config: Mapping[str, Any]) -> None:
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UnknownModel(
-            f"{path}: the activation {config['hidden_act']!r} is not supported; only 'silu' is."
+            f"{path}: the activation {repr(config['hidden_act'])[:50]} is not supported; only 'silu' is."
         )
-    kinds = set(config.get("layer_types") or ["full_attention"])
-    if config.get("use_sliding_window") or kinds != {"full_attention"}:
+    kinds = config.get("layer_types") or ["full_attention"]
+    is_full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if config.get("use_sliding_window") or not is_full:
         raise UnknownModel(
             f"{path}: sliding-window attention is not supported by the CPU engine; name a model "
             "with full attention."
@@ -149,7 +160,7 @@ def _refuse_variants(path: Path, config: Mapping[str, Any]) -> None:
 
 def _method(quantisation: object) -> str:
     if isinstance(quantisation, Mapping) and quantisation.get("quant_method"):
-        return str(quantisation["quant_method"])
+        return str(quantisation["quant_method"])[:50]
     return "unknown method"
 
 
@@ -164,8 +175,8 @@ def _rope(path: Path, config: Mapping[str, Any]) -> tuple[float, Llama3Rope | No
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind not in ("default", "llama3") or partial not in (None, 1):
         raise UnknownModel(
-            f"{path}: the rope type {kind!r} (rotated part: {partial}) is not supported by the CPU "
-            "engine; it computes 'default' and 'llama3' over whole heads."
+            f"{path}: the rope type {repr(kind)[:50]} (rotated part: {str(partial)[:50]}) is not "
+            "supported by the CPU engine; it computes 'default' and 'llama3' over whole heads."
         )
     if kind == "default":
         return theta, None
@@ -194,12 +205,14 @@ class _Numbers:
         value = self.values.get(key)
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(key)
+        if not 0 < value <= LARGEST:
             raise self._error(key)
         return float(value)
 
     def _error(self, key: str) -> ValueError:
         return ValueError(
-            f"{self.path}: {key!r} must be a positive number but is {self.values.get(key)!r}; the "
+            f"{self.path}: {key!r} must be a positive number but is {repr(self.values.get(key))[:50]}; the "
             "file is damaged or of another kind of model."
         )
