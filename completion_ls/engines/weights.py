@@ -171,6 +171,7 @@ class _TensorFiles:
 
     def vector(self, name: str, length: int) -> Tensor:
         """A tensor [length]."""
+        self._check(name, (length,))
         out = torch.empty(length)
         self._copy(name, out)
         return out
@@ -179,6 +180,10 @@ class _TensorFiles:
         self, parts: Sequence[tuple[str, int]], columns: int, bias: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the named layers (name, rows) stacked into one."""
+        for name, count in parts:
+            self._check(name + ".weight", (count, columns))
+            if bias:
+                self._check(name + ".bias", (count,))
         rows = sum(count for _, count in parts)
         weight = torch.empty(rows, columns)
         offsets = torch.empty(rows) if bias else None
@@ -202,24 +207,28 @@ class _TensorFiles:
                 "again, or name one of a supported architecture."
             )
 
-    def _copy(self, name: str, out: Tensor) -> None:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Before there is memory for it: what config.json announces may be of any size."""
         handle = self._file_of.get(name)
         if handle is None:
             raise ValueError(
                 f"The weights in {self._folder} lack the tensor {name}; the model is incomplete or "
                 "not of the architecture its config.json names. Fetch it again."
             )
-        tensor = handle.get_tensor(name)
+        found = handle.get_slice(name).get_shape()
+        if tuple(found) != shape:
+            raise ValueError(
+                f"The tensor {name} in {self._folder} is {list(found)} where config.json "
+                f"asks for {list(shape)}; the files do not belong together. Fetch the model "
+                "again."
+            )
+
+    def _copy(self, name: str, out: Tensor) -> None:
+        tensor = self._file_of[name].get_tensor(name)
         if tensor.dtype not in _FLOATS:
             raise ValueError(
                 f"The tensor {name} in {self._folder} is of the type {tensor.dtype}; the CPU "
                 "engine reads float32, float16 and bfloat16. Name the unquantised model."
-            )
-        if tensor.shape != out.shape:
-            raise ValueError(
-                f"The tensor {name} in {self._folder} is {list(tensor.shape)} where config.json "
-                f"asks for {list(out.shape)}; the files do not belong together. Fetch the model "
-                "again."
             )
         # A copy even where no conversion is needed: the tensor is a view of the mapped file, and a
         # file that is replaced under a running daemon would end it with SIGBUS.
@@ -247,7 +256,14 @@ class _TensorFiles:
                 names = sorted(
                     set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
                 )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ) as error:
                 raise ValueError(f"{index} is damaged; fetch the model again.") from error
             for name in names:
                 if not isinstance(name, str) or Path(name).name != name:
