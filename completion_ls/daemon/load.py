@@ -194,10 +194,19 @@ def calm_openmp() -> None:
 
 
 def end_of_text_ids(folder: Path) -> frozenset[int]:
-    """The ids that end a text, from generation_config.json and config.json."""
+    """The ids that end a text, from generation_config.json and config.json. Raises ValueError (a
+    sentence) where one of them cannot be read."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         file = folder / name
-        value = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        if not file.is_file():
+            continue
+        try:
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{file} is damaged or no JSON object; fetch the model again."
+            ) from error
+        ids = value if isinstance(value, list) else [value]
+        found.update(id for id in ids if type(id) is int and 0 <= id < 2**31)
     return frozenset(found)
