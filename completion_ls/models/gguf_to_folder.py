@@ -71,8 +71,17 @@ def read(file: Path) -> Any:
     """The GGUF file's header, tensor table and memory map. Raises Unusable."""
     from gguf import GGUFReader
 
+    class Reader(GGUFReader):
+        """Reads no further than the file goes: behind its end the library finds nothing, in so many
+        steps as a damaged number announces."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **named: Any) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise EOFError("it ends before what it announces")
+            return super()._get(offset, dtype, count, *more, **named)
+
     try:
-        return GGUFReader(file)
+        return Reader(file)
     except Exception as error:  # its parser raises whatever the bytes lead it to
         raise Unusable(
             "The file is damaged or cut short and cannot be read as GGUF "
@@ -109,9 +118,12 @@ def check(reader: Any) -> int:
 
 
 def field(reader: Any, name: str) -> Any:
-    """A value of the file's header, None when it is absent."""
+    """A value of the file's header, None when it is absent. Raises Unusable."""
     found = reader.fields.get(name)
-    return None if found is None else found.contents()
+    try:
+        return None if found is None else found.contents()
+    except Exception as error:  # a text that is none, a list of several types
+        raise Unusable(f"The file's {name} cannot be read; get it again.") from error
 
 
 def check_memory(weights: int) -> None:
@@ -145,8 +157,20 @@ def configuration(reader: Any, vocabulary: int) -> Any:
         found = field(reader, f"{architecture}.{name}")
         if found is None and default is None:
             raise Unusable(f"The file does not say its {architecture}.{name}; get it again.")
-        return default if found is None else found
+        number = default if found is None else found
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not 0 < number < 2**31
+        ):
+            raise Unusable(
+                f"The file's {architecture}.{name} is {repr(number)[:50]}, which makes no sense; get "
+                "it again."
+            )
+        return number
 
+    if value("block_count") > len(reader.tensors):
+        raise Unusable("The file announces more layers than it has; get it again.")
     hidden, heads = value("embedding_length"), value("attention.head_count")
     head_dim = value("attention.key_length", hidden // heads)
     if value("rope.dimension_count", head_dim) != head_dim:
@@ -217,6 +241,14 @@ def halves_apart(weight: np.ndarray, head_dim: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
 
 
+def tokens_of(reader: Any) -> list[str]:
+    """The texts of all tokens. Raises Unusable."""
+    found = field(reader, "tokenizer.ggml.tokens")
+    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+        raise Unusable("The file does not say which tokens there are; get it again.")
+    return found
+
+
 def load_tokenizer(link: Path, reader: Any, tokens: list[str]) -> Any:
     """The tokenizer, with the split that the file names. Raises Unusable where it would differ."""
     from tokenizers import pre_tokenizers
@@ -264,7 +296,10 @@ def special_ids(reader: Any) -> dict[str, int]:
     names = {
         key: field(reader, f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")
     }
-    return {key: int(id_) for key, id_ in names.items() if id_ is not None}
+    for key, id_ in names.items():
+        if id_ is not None and type(id_) is not int:
+            raise Unusable(f"The file's {key} is no number; get it again.")
+    return {key: id_ for key, id_ in names.items() if id_ is not None}
 
 
 def save(weights: dict[str, np.ndarray], config: Any, tokenizer: Any, folder: Path) -> None:
@@ -290,7 +325,7 @@ def convert(file: Path, folder: Path, report: Callable[..., None]) -> None:
     report(need=count * 4)
     check_memory(count)
     report(text="converting the tokenizer", fraction=0.3)
-    tokens = field(reader, "tokenizer.ggml.tokens")
+    tokens = tokens_of(reader)
     # Loaded through a link in a folder of its own: transformers would also take up a tokenizer that
     # happens to lie beside the file.
     link = folder / "source" / "model.gguf"
