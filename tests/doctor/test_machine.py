@@ -18,7 +18,6 @@ import pytest
 from completion_ls.config.settings import DaemonSettings, Settings
 from completion_ls.doctor import (
     card,
-    examine,
     folders,
     memory,
     metrics,
@@ -30,7 +29,6 @@ from completion_ls.doctor.limit import within
 from completion_ls.doctor.lines import Line, Notes
 from completion_ls.engines.exl2 import checks, gpu
 from completion_ls.engines.exl2.checks import Piece
-from completion_ls.models.store import silent
 from completion_ls.wire import inquiry
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 
@@ -69,19 +67,13 @@ def test_a_settings_file_that_cannot_be_read(isolated: dict[str, str], lines: Li
     assert "the file cannot be read (" in line.text and line.text.endswith("; make it readable.")
 
 
-def test_a_settings_file_that_never_ends(
-    isolated: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settings_file_that_never_ends(isolated: dict[str, str], lines: Lines) -> None:
     file = Path(isolated["COMPLETION_LS_CONFIG"])
     file.unlink()
     os.mkfifo(file)
-    monkeypatch.setattr(examine, "SOON_S", 0.5)
-    monkeypatch.setattr("completion_ls.doctor.editors.look", lambda notes: None)  # slower than that
-    report = examine.examine(silent)
-    (line,) = (one for one in report.failed if one.group == "settings")  # others may be slow, too
-    assert "The look at settings did not end within 0.5 s" in line.text
-    assert {line.group for line in report.lines} <= {"versions", "folders", "settings"}
-    os.close(os.open(file, os.O_RDWR | os.O_NONBLOCK))  # lets the look end
+    line = lines(settings.look)["source"]
+    assert line.verdict == "failed"
+    assert str(file) in line.text and "it is a pipe" in line.text
 
 
 def test_where_settings_are_from(isolated: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
