@@ -318,10 +318,9 @@ WRITTEN: tuple[dict[str, bytes | str], ...] = (
     {GENERATION: b'{"eos_token_id": [[]]}'},
 )
 WRITTEN_GGUFS = (
-    b"GGUF\x03\0\0\0" + b"\xff" * 7 + b"\x7f" + b"\xff" * 7 + b"\x7f",
-    # A list of 2**60 texts.
+    # One field, a list of 2**60 numbers.
     b"GGUF\x03\0\0\0" + bytes(8) + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a"
-    b"\x09\0\0\0\x08\0\0\0" + (2**60).to_bytes(8, "little"),
+    b"\x09\0\0\0\x04\0\0\0" + (2**60).to_bytes(8, "little"),
 )
 
 MODELS = (
