@@ -178,25 +178,30 @@ def configuration(reader: Any, vocabulary: int) -> Any:
             "The file's RoPE turns only a part of each head, which is not supported; choose "
             "another model."
         )
-    return AutoConfig.for_model(
-        architecture,
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=value("feed_forward_length"),
-        num_hidden_layers=value("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=value("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position_embeddings=value("context_length"),
-        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": value("feed_forward_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": value("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": value("context_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
         # A file without an output matrix uses the embeddings for it.
-        tie_word_embeddings=all(tensor.name != "output.weight" for tensor in reader.tensors),
-        architectures=[MODEL_CLASSES[architecture]],
-        dtype="float32",
-        pad_token_id=field(reader, "tokenizer.ggml.padding_token_id"),
+        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
+        "architectures": [MODEL_CLASSES[architecture]],
+        "dtype": "float32",
+        "pad_token_id": field(reader, "tokenizer.ggml.padding_token_id"),
         **special_ids(reader),
-    )
+    }
+    try:
+        return AutoConfig.for_model(architecture, **sizes)
+    except Exception as error:  # each architecture has checks, and errors, of its own
+        raise Unusable(
+            f"The file's sizes do not fit together ({str(error)[:300].rstrip('.')}); get it again."
+        ) from error
 
 
 def load_weights(reader: Any, config: Any) -> dict[str, np.ndarray]:
