@@ -71,15 +71,17 @@ class TransformersModel:
                 f"({', '.join(names) or 'no architecture is named'}); name another."
             )
         try:
-            return cls(
-                transformers.AutoModelForCausalLM.from_pretrained(
-                    folder,
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                )
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
             )
+            for weight in model.parameters():
+                # It may be the mapped file: a new model that is copied over it would kill us.
+                weight.data = weight.data.clone()
+            return cls(model)
         except Exception as error:  # each model raises what it likes
             raise ValueError(
                 f"The CPU engine does not know the architecture {names[0]} of {folder}, and "

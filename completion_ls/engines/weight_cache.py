@@ -1,4 +1,7 @@
-"""Weights in the form that an engine wants, made from a model's folder once and mapped into memory."""
+"""Weights in the form that an engine wants, made from a model's folder once.
+
+They are read into memory and not left mapped: whoever cuts a mapped file off kills all who use it.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,13 @@ def load_weights(folder: Path, shape: LlamaShape, kind: WeightKind) -> LlamaWeig
     """The weights of a Hugging Face folder as `kind` says.
 
     float32 is read as it is. Other kinds are made once and kept in the cache folder; the file is
-    checked against its own digest and mapped. Raises ValueError as `read_weights`.
+    checked against its own digest. Raises ValueError as `read_weights`.
     """
     if kind == "float32":
         return read_weights(folder, shape)
     file = _cache_file(folder, kind)
     try:
-        return _mapped(file, shape)
+        return _stored(file, shape)
     except _UNUSABLE as error:
         if file.exists():
             _log.warning("%s is damaged and made again (%s)", file, type(error).__name__)
@@ -67,7 +70,7 @@ def load_weights(folder: Path, shape: LlamaShape, kind: WeightKind) -> LlamaWeig
                 )
         else:
             store(folder, kind, file)
-        return _mapped(file, shape)
+        return _stored(file, shape)
     except _UNUSABLE as error:
         weights = read_weights(folder, shape, kind)  # where the folder is at fault this says so
         _log.warning("the converted weights could not be kept (%s); next time takes longer", error)
@@ -115,9 +118,9 @@ def _tidy(file: Path) -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _mapped(file: Path, shape: LlamaShape) -> LlamaWeights:
+def _stored(file: Path, shape: LlamaShape) -> LlamaWeights:
     with safe_open(file, framework="pt") as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        tensors = {name: handle.get_tensor(name).clone() for name in handle.keys()}  # noqa: SIM118
         if handle.metadata()["sha256"] != _digest(tensors):
             raise ValueError("The digest differs.")
     return _from_names(tensors, shape)

@@ -1,6 +1,8 @@
 """Architectures that the engine has no code for are computed by transformers."""
 
+import os
 import random
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -71,6 +73,14 @@ def test_answers_are_those_of_generate(
         prompt = [*prompt[: chosen.randint(20, 40)], *chosen.choices(range(97), k=5)]
     assert engine.stats().prompt_tokens_reused > 0
     assert engine.stats().draft_tokens_checked > 0
+
+
+def test_a_file_that_is_cut_off_leaves_what_was_read(folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder, tmp_path / "model")
+    model = TransformersModel.read(own)
+    before = [weight.clone() for weight in model._model.parameters()]
+    os.truncate(own / "model.safetensors", 0)  # a mapped one would end this process now
+    assert all(map(torch.equal, model._model.parameters(), before))
 
 
 def test_a_window_of_attention_is_the_limit(folder: Path) -> None:

@@ -288,20 +288,18 @@ def test_float32_is_read_from_the_folder(cache: Path, folder: Path, shape: Llama
     assert not cache.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_memory_is_that_of_the_file(
+def test_a_file_that_is_cut_off_leaves_what_was_read(
     cache: Path, folder: Path, shape: LlamaShape, kind: WeightKind
 ) -> None:
-    for weights in (load_weights(folder, shape, kind), load_weights(folder, shape, kind)):
-        (file,) = cache.iterdir()
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(file))]
-        assert ranges
-        for name, tensor in named(weights).items():
-            start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-            inside = [int(low, 16) <= start and end <= int(high, 16) for low, high in ranges]
-            assert any(inside), name
+    # Where a tensor lay in the mapped file, looking at it would end this process.
+    made = load_weights(folder, shape, kind)
+    stored = load_weights(folder, shape, kind)
+    (file,) = cache.iterdir()
+    os.truncate(file, 0)
+    for path in folder.glob("*.safetensors"):
+        os.truncate(path, 0)
+    assert_same(stored, made)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "a bit", "foreign", "a folder of no name"])
@@ -317,7 +315,7 @@ def test_a_damaged_file_is_made_again(
     (file,) = cache.iterdir()
     good = file.read_bytes()
     assert not caplog.text
-    file.unlink()  # what is mapped stays
+    file.unlink()
     match damage:
         case "empty":
             file.touch()
@@ -338,11 +336,11 @@ def test_a_damaged_file_is_made_again(
 def test_what_was_read_before_survives_a_new_file(
     cache: Path, folder: Path, shape: LlamaShape
 ) -> None:
-    mapped = load_weights(folder, shape, "int8")
-    before = {name: tensor.clone() for name, tensor in named(mapped).items()}
+    read = load_weights(folder, shape, "int8")
+    before = {name: tensor.clone() for name, tensor in named(read).items()}
     os.utime(folder / "config.json", ns=(1, 1))
     load_weights(folder, shape, "int8")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in named(mapped).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in named(read).items())
 
 
 def test_a_source_that_changed_takes_the_place_of_the_old(
