@@ -64,6 +64,7 @@ GAUGES = {
         "Rate of the tokens after the first one of jobs that somebody waited for.",
     ),
     "sequences_cached": ("sequences_cached", "Sequences (exllamav2: pages) with KV."),
+    "sequences_in_use": ("sequences_in_use", "Sequences (exllamav2: pages) that belong to a job."),
     "kv_bytes": ("kv_bytes", "KV in use."),
     "kv_bytes_limit": ("kv_limit_bytes", "Most memory for KV."),
     "weight_bytes": ("weight_bytes", "Weights of the models."),

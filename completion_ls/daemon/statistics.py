@@ -113,6 +113,7 @@ def of_engine(stats: EngineStats, settings: DraftSettings) -> dict[str, Any]:
         "prompt_tokens_computed": stats.prompt_tokens_computed,
         "tokens_generated": stats.tokens_generated,
         "sequences_cached": stats.sequences_cached,
+        "sequences_in_use": stats.sequences_in_use,
         "kv_bytes": stats.kv_bytes,
         "kv_bytes_limit": stats.kv_bytes_limit,
         "kv_by_document": _by_name(stats.kv_by_document),

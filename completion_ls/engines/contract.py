@@ -160,6 +160,8 @@ class EngineStats:
     tokens_generated: int
     jobs_active: int
     sequences_cached: int
+    sequences_in_use: int
+    """Those of them that belong to a job (exllamav2: pages, like these): none where there is no job."""
     kv_bytes: int
     kv_bytes_limit: int
     weight_bytes: int

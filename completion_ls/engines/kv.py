@@ -52,6 +52,11 @@ class KvCache:
         """How many sequences there are, in use or idle."""
         return len(self._sequences)
 
+    @property
+    def in_use(self) -> int:
+        """How many of them belong to a job."""
+        return sum(sequence.in_use for sequence in self._sequences)
+
     def bytes_by_document(self) -> dict[str, int]:
         """Bytes of the sequences by the document that they were used for last."""
         found = Counter[str]()

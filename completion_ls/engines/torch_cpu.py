@@ -218,6 +218,7 @@ class TorchCpuEngine:
             tokens_generated=self._generated,
             jobs_active=len(self._jobs),
             sequences_cached=self._cache.count,
+            sequences_in_use=self._cache.in_use,
             kv_bytes=self._cache.nbytes,
             kv_bytes_limit=self._cache.limit_bytes,
             weight_bytes=self.model.nbytes,

@@ -58,6 +58,7 @@ def some_figures() -> dict[str, Any]:
         tokens_generated=60,
         jobs_active=2,
         sequences_cached=3,
+        sequences_in_use=2,
         kv_bytes=5,
         kv_bytes_limit=6,
         weight_bytes=7,

@@ -24,6 +24,7 @@ def stats(**more: Any) -> EngineStats:
             "tokens_generated",
             "jobs_active",
             "sequences_cached",
+            "sequences_in_use",
             "kv_bytes",
             "kv_bytes_limit",
             "weight_bytes",

@@ -428,7 +428,7 @@ def test_a_failing_job_leaves_the_others_alone(
     assert isinstance(failure.value.cause, ValueError)
     events += drain(engine)
     assert Answer(good, events).tokens == model.greedy(healthy, 1)
-    assert engine.stats().jobs_active == 0
+    assert (engine.stats().jobs_active, engine.stats().sequences_in_use) == (0, 0)
     # Nothing of the failed job is kept.
     assert engine.stats().sequences_cached == 1
     assert run(engine, job((*healthy, 12), 1)).tokens == model.greedy((*healthy, 12), 1)
@@ -550,7 +550,7 @@ def test_no_history_changes_an_answer(
         one = jobs[job_id]
         assert Answer(one, events).tokens == model.greedy(one.prompt, one.max_new_tokens)
     stats = engine.stats()
-    assert stats.jobs_active == 0
+    assert (stats.jobs_active, stats.sequences_in_use) == (0, 0)
     assert stats.tokens_generated == sum(len(event.tokens) for event in events)
     last: dict[int, Event] = {event.job_id: event for event in events}
     assert stats.prompt_tokens_computed == sum(event.computed for event in last.values())
@@ -562,6 +562,7 @@ def test_close_drops_jobs_and_memory(engine: Engine) -> None:
     engine.add(job(document(2, 50)))
     engine.step()
     assert engine.stats().weight_bytes > 0 and engine.stats().sequences_cached == 2
+    assert engine.stats().sequences_in_use > 0
     engine.close()
     assert engine.step() == []
     stats = engine.stats()

@@ -180,6 +180,7 @@ class Exl2Engine:
             tokens_generated=self._generated,
             jobs_active=len(self._jobs),
             sequences_cached=generator.pages_used,
+            sequences_in_use=generator.pages_in_use,
             kv_bytes=page_bytes * generator.pages_used,
             kv_bytes_limit=generator.kv_bytes,
             weight_bytes=generator.weight_bytes,

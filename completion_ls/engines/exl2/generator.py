@@ -71,6 +71,11 @@ class PagedGenerator(ExLlamaV2DynamicGenerator):  # type: ignore[misc]
         """Pages with keys and values in them."""
         return sum(page.kv_position > 0 for page in self.all_pages)
 
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that belong to a job."""
+        return sum(page.ref_count > 0 for page in self.all_pages)
+
     def pages_by_document(self) -> dict[str, int]:
         """How many of these each document's text used last."""
         return dict(
