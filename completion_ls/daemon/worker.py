@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from completion_ls.daemon.aside import Aside
@@ -28,6 +30,8 @@ from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
 
 log = logging.getLogger(__name__)
+
+_NO_MEMORY = "The engine ran out of memory; lower engine.kv_memory_mb or prompt.max_tokens."
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +190,8 @@ class Worker(threading.Thread):
         try:
             self._serve(loaded)
         except Exception as error:
-            log.exception("the engine failed")
-            self._publish(EngineBroken(_sentence(error)))
+            log.error("the engine failed: %s", _place(error))
+            self._publish(EngineBroken(_broken(error)))
         finally:
             loaded.engine.close()
 
@@ -206,12 +210,11 @@ class Worker(threading.Thread):
                 events = loaded.engine.step()
             except JobFailed as failure:
                 self._account(loaded, [], time.perf_counter() - began)
-                # Not the error itself: some hold the text that they are about.
-                log.error("job failed: %s", type(failure.cause).__name__)
+                log.error("job failed: %s", _place(failure.cause))
                 if self._aside.owns(failure.job_id):
                     self._aside.drop(failure.job_id)
                 else:
-                    self._fail(failure.job_id, _sentence(failure.cause))
+                    self._fail(failure.job_id, _failed(failure.cause))
                 continue
             self._account(loaded, events, time.perf_counter() - began)
             for event in events:
@@ -502,7 +505,40 @@ def _budget(loaded: Loaded, request: Complete) -> int:
     return min(request.prompt_tokens, loaded.engine.max_context - request.max_tokens)
 
 
+def _place(error: BaseException) -> str:
+    """An error for the log: its kind and where it was raised. Not what it says: some hold the text
+    that they are about."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = (f"{Path(one.filename).name}:{one.lineno}" for one in frames)
+    return f"{type(error).__name__} at {' '.join(lines)}"
+
+
+def _broken(error: Exception) -> str:
+    if _is_out_of_memory(error):
+        return _NO_MEMORY
+    return (
+        f"The engine failed ({type(error).__name__}; the daemon's log says where). The next request "
+        "starts it again."
+    )
+
+
+def _failed(error: Exception) -> str:
+    if _is_out_of_memory(error):
+        return _NO_MEMORY
+    return (
+        f"The engine could not compute a completion ({type(error).__name__}; the daemon's log says "
+        "where). The next one is tried as ever."
+    )
+
+
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, MemoryError):
-        return "The engine ran out of memory; lower engine.kv_memory_mb or prompt.max_tokens."
-    return str(error) or type(error).__name__
+    return _NO_MEMORY if _is_out_of_memory(error) else str(error) or type(error).__name__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch raises a RuntimeError on the CPU, and one class of its own on a card.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
