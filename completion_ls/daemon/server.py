@@ -127,7 +127,7 @@ class Daemon:
         self._metrics: Metrics | None = None
         self._no_metrics = ""
         """Why there are none, though a port is named."""
-        self._started = time.time()
+        self._started = time.monotonic()
 
     @property
     def failure(self) -> str:
@@ -366,7 +366,7 @@ class Daemon:
             "version": __version__,
             "pid": process.pid,
             "endpoint": self._endpoint.name,
-            "uptime_s": round(time.time() - self._started, 1),
+            "uptime_s": round(time.monotonic() - self._started, 1),
             "fronts": self._fronts(),
             "memory_bytes": process.memory_info().rss,
             **self._metrics_figures(),
