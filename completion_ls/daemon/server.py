@@ -34,6 +34,8 @@ from completion_ls.wire.messages import (
     Hello,
     Loading,
     Message,
+    Ping,
+    Pong,
     Promote,
     Ready,
     Status,
@@ -311,6 +313,8 @@ class Daemon:
                     self._worker.statistics.without_pass += 1
                 case GetStatus():
                     self._ask_for_figures(lambda figures: peer.send(Status(figures=figures)))
+                case Ping():
+                    peer.send(Pong())
                 case Stop(if_alone=if_alone):
                     if not (if_alone and self._fronts(without=peer)):
                         self._stopping.set()

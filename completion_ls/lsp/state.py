@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from completion_ls.lsp.server import CompletionServer
 
 log = logging.getLogger(__name__)
+
+FIGURES_S = 1.0
+"""Nobody waits longer for figures: the engine gives them between two steps."""
 
 
 class EngineState:
@@ -34,16 +38,20 @@ class EngineState:
         self._change(messages.EngineStateParams("failed", text, 0))
 
     async def report(self) -> messages.EngineReport:
-        """The state and, where the engine is ready, the figures that `completion-ls status` prints."""
+        """The state and, where the engine is ready and has the time, the figures that `completion-ls
+        status` prints."""
         figures: dict[str, Any] = {}
         suggester = self._server.suggester
         if self._now.state == "ready" and suggester and suggester.engine.ready:
             try:
-                figures = (await suggester.engine.status()).figures
+                async with asyncio.timeout(FIGURES_S):
+                    figures = (await suggester.engine.status()).figures
                 if counts := await self._server.counts.of(suggester.model):
                     figures["suggestions"] = counts
             except EngineFailed:
                 log.info("the daemon has left meanwhile")
+            except TimeoutError:
+                log.info("the engine has no time for figures")
         return messages.EngineReport(self._now, figures)
 
     def _change(self, now: messages.EngineStateParams) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from completion_ls.config import paths, private
-from completion_ls.wire.connection import Connection, NoDaemon
+from completion_ls.wire.connection import Connection, NoDaemon, Silent
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ async def attach(config: DaemonConfig) -> Connection:
     """A connection to the daemon of these settings, started here if need be.
 
     However many fronts do this at once, one daemon results: the first to hold the start lock starts
-    it, the others find it. Raises StartFailed, connection.Refused, or OSError where the runtime
-    folder cannot be used.
+    it, the others find it. Raises StartFailed, connection.Refused (Silent, too), or OSError where the
+    runtime folder cannot be used.
     """
     endpoint = Endpoint.of(config)
     try:
@@ -39,12 +39,18 @@ async def attach(config: DaemonConfig) -> Connection:
     except NoDaemon:
         pass
     lock = FileLock(endpoint.start_lock)
+    deadline = asyncio.get_running_loop().time() + 2 * START_TIMEOUT_S
     while True:
         # Polled, so that a cancelled attach cannot leave a thread behind that takes the lock.
         try:
             lock.acquire(blocking=False)
             break
         except Timeout:
+            if asyncio.get_running_loop().time() > deadline:
+                raise StartFailed(
+                    f"Another window is starting the engine daemon, and does not get on. It holds "
+                    f"{endpoint.start_lock}; close that window."
+                ) from None
             await asyncio.sleep(10 * POLL_S)
         with contextlib.suppress(NoDaemon):
             return await Connection.open(endpoint)
@@ -67,7 +73,7 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
         ended = process.poll()
         try:
             return await Connection.open(endpoint)
-        except NoDaemon:
+        except (NoDaemon, Silent):  # it may be importing, which can take longer than a hello
             pass
         if ended == 0:
             # Another daemon has the endpoint and does not listen: it has lost its socket and will

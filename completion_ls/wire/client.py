@@ -3,6 +3,10 @@
 The client attaches when told to (`warm_up`) or asked (`complete`), again after the daemon was lost,
 and not more often than the back-off allows. It never raises into the editor: a job that cannot be
 served ends with EngineFailed, whose message is for people.
+
+A daemon that says nothing for a while is asked for a sign of life. Where none comes (it was stopped by
+a signal, or hangs), jobs end, and nothing more is sent until it is heard again: what nobody reads would
+fill our memory.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from completion_ls.wire.messages import (
     GetStatus,
     Loading,
     Message,
+    Ping,
     Promote,
     Ready,
     Status,
@@ -38,6 +43,13 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
+LOOK_S = 1.0
+"""While a daemon owes us something it is looked at so often."""
+SILENT_LOOKS = 5
+"""After so many looks in a row at which nothing had come it does not answer. Looks and not seconds: where
+it is we who could not run for a minute, that is one."""
+SILENT_LOOKS_LOADING = 30
+"""While it loads, libraries may hold its event loop for long."""
 
 
 class EngineFailed(Exception):
@@ -93,6 +105,13 @@ class EngineClient:
         self._not_before = 0.0
         self._trouble = ""
         self._closed = False
+        self._owes = False
+        """Whether something was sent since the daemon was heard last."""
+        self._unheard = 0
+        """Looks since then."""
+        self._next_look: asyncio.TimerHandle | None = None
+        self._silence = ""
+        """What is to be said of a daemon that does not answer; empty where it does."""
 
     def warm_up(self) -> None:
         """Attach in the background, so that the model is loaded before the first key."""
@@ -101,7 +120,7 @@ class EngineClient:
 
     async def complete(self, request: Complete) -> Answer:
         """Send a job (its `id` is set here). Raises EngineFailed where there is no daemon for it."""
-        await self._attached()
+        await self._answering()
         answer = Answer(next(self._ids))
         self._send(request.model_copy(update={"id": answer.id}))
         self._answers[answer.id] = answer
@@ -133,7 +152,7 @@ class EngineClient:
 
     async def status(self) -> Status:
         """A snapshot of the daemon. Raises EngineFailed."""
-        await self._attached()
+        await self._answering()
         waiting: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self._waiting_for_status.append(waiting)
         self._send(GetStatus())
@@ -149,6 +168,7 @@ class EngineClient:
     async def close(self) -> None:
         """Hang up. Jobs under way end with EngineFailed."""
         self._closed = True
+        self._hear()
         tasks = [task for task in (self._attaching, self._receiving) if task]
         for task in tasks:
             task.cancel()
@@ -157,6 +177,11 @@ class EngineClient:
             self._connection.close()
             self._connection = None
         self._fail_all("The connection to the engine was closed.")
+
+    async def _answering(self) -> None:
+        await self._attached()
+        if self._silence:
+            raise EngineFailed(self._silence)
 
     async def _attached(self) -> None:
         if self._connection:
@@ -175,7 +200,9 @@ class EngineClient:
     async def _attach(self) -> None:
         try:
             self._connection = await attach(self.config)
-        except (StartFailed, Refused, OSError) as error:
+        except OSError as error:
+            self._failed(_cannot_start(error))
+        except (StartFailed, Refused) as error:
             self._failed(str(error))
         except Exception as error:
             log.exception("cannot attach to the engine daemon")
@@ -192,10 +219,15 @@ class EngineClient:
         finally:
             connection.close()
             self._connection, self.ready = None, None
+            self._hear()
             self._lost()
 
     async def _listen(self, connection: Connection) -> None:
         while message := await connection.receive():
+            goes_on = bool(self._silence)
+            self._hear()
+            if goes_on and self.ready:
+                self._watch.ready(self.ready)
             match message:
                 case Chunk(id=id):
                     self._served = True
@@ -246,6 +278,39 @@ class EngineClient:
         self._fail_all(text)
         self._watch.failed(text)
 
+    def _hear(self) -> None:
+        """The daemon lives, or there is none any more."""
+        self._owes, self._unheard, self._silence = False, 0, ""
+        if self._next_look and not self._answers and not self._waiting_for_status:
+            self._next_look.cancel()
+            self._next_look = None
+
+    def _look(self) -> None:
+        """Has it said anything since the last look?"""
+        self._next_look = None
+        connection = self._connection
+        if not connection or not (self._owes or self._answers or self._waiting_for_status):
+            return
+        self._unheard += 1
+        if self._unheard > (SILENT_LOOKS if self.ready else SILENT_LOOKS_LOADING):
+            self._silence = (
+                f"The engine daemon (process {connection.welcome.pid}) does not answer. Completions go "
+                "on when it does; if that lasts, end that process, and another one is started."
+            )
+            log.warning("%s", self._silence)
+            for id in self._answers:  # should it go on, nobody waits for these
+                connection.send(Cancel(id=id))
+            self._fail_all(self._silence)
+            self._watch.failed(self._silence)
+            return
+        if self._unheard == 1:
+            connection.send(Ping())
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
     def _fail_all(self, text: str) -> None:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
@@ -257,7 +322,22 @@ class EngineClient:
 
     def _send(self, message: Message) -> None:
         assert self._connection is not None
+        if self._silence:
+            return
+        self._owes = True
+        self._look_later()
         try:
             self._connection.send(message)
         except MessageError as error:
             raise EngineFailed(str(error)) from error
+
+
+def _cannot_start(error: OSError) -> str:
+    if error.strerror is None:  # a sentence of our own
+        return str(error)
+    if error.filename is None:
+        return f"The engine daemon cannot be started: {error.strerror}."
+    return (
+        f"The engine daemon cannot be started: {error.strerror}: {error.filename}. Make room there, or "
+        "name another folder in COMPLETION_LS_RUNTIME_DIR."
+    )

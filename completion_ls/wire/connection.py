@@ -22,6 +22,16 @@ class Refused(Exception):
     """A daemon listens but does not take this connection; the message is its sentence."""
 
 
+class Silent(Refused):
+    """Something listens and says nothing: a daemon that hangs or was stopped by a signal."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(
+            f"An engine daemon listens as {endpoint.name} and does not answer. If that lasts, "
+            "`completion-ls doctor` says which process to end."
+        )
+
+
 class Connection:
     """A connection on which the daemon has welcomed us."""
 
@@ -34,8 +44,8 @@ class Connection:
 
     @classmethod
     async def open(cls, endpoint: Endpoint) -> Connection:
-        """Connect to the daemon of this endpoint. Raises NoDaemon or Refused, and PermissionError where
-        the folder is not this user's alone."""
+        """Connect to the daemon of this endpoint. Raises NoDaemon, Silent or Refused, and PermissionError
+        where the folder is not this user's alone."""
         endpoint.check()
         token = ""
         try:
@@ -58,7 +68,10 @@ class Connection:
             writer.write(codec.encode(Hello(protocol=PROTOCOL, version=__version__, token=token)))
             body = await asyncio.wait_for(codec.read_body(reader), HELLO_TIMEOUT_S)
             answer = codec.decode(body, codec.daemon_messages) if body is not None else None
-        except (OSError, TimeoutError, codec.FrameError, codec.MessageError) as error:
+        except TimeoutError:  # which is an OSError
+            writer.transport.abort()  # what was written to it is never read
+            raise Silent(endpoint) from None
+        except (OSError, codec.FrameError, codec.MessageError) as error:
             writer.close()
             raise NoDaemon from error
         except BaseException:  # cancelled: the daemon must not count a front that nobody reads

@@ -109,6 +109,12 @@ class GetStatus(Message):
     type: Literal["get_status"] = "get_status"
 
 
+class Ping(Message):
+    """Ask for a Pong: what the engine does does not hold it up, so a daemon that lives sends it at once."""
+
+    type: Literal["ping"] = "ping"
+
+
 class Stop(Message):
     """Ask the daemon to leave; with `if_alone` only where no other front is there."""
 
@@ -199,10 +205,24 @@ class Status(Message):
     figures: dict[str, Any]
 
 
+class Pong(Message):
+    """Answer to Ping."""
+
+    type: Literal["pong"] = "pong"
+
+
 FrontMessage = Annotated[
-    Hello | Complete | Cancel | Promote | CameIntoView | AnsweredWithoutPass | GetStatus | Stop,
+    Hello
+    | Complete
+    | Cancel
+    | Promote
+    | CameIntoView
+    | AnsweredWithoutPass
+    | GetStatus
+    | Ping
+    | Stop,
     Field(discriminator="type"),
 ]
 DaemonMessage = Annotated[
-    Welcome | Loading | Ready | Chunk | Done | Error | Status, Field(discriminator="type")
+    Welcome | Loading | Ready | Chunk | Done | Error | Status | Pong, Field(discriminator="type")
 ]

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from filelock import FileLock
 
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.server import AlreadyRunning, Daemon
@@ -538,6 +539,28 @@ async def test_a_log_folder_that_cannot_be_used(
     text, _ = await text_of(client, REQUEST)
     assert text
     await client.close()
+
+
+async def test_a_runtime_folder_that_cannot_be_made_is_a_sentence(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COMPLETION_LS_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    client = EngineClient(configured(tiny_folder))
+    with pytest.raises(EngineFailed, match=r"cannot be started: .*COMPLETION_LS_RUNTIME_DIR"):
+        await client.complete(REQUEST)
+    await client.close()
+
+
+async def test_a_window_that_does_not_get_on_with_starting_is_not_waited_for_for_ever(
+    config: DaemonConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("completion_ls.wire.attach.START_TIMEOUT_S", 0.1)
+    with (
+        FileLock(Endpoint.of(config).start_lock),
+        pytest.raises(StartFailed, match="Another window is starting"),
+    ):
+        await attach(config)
 
 
 async def test_a_daemon_that_cannot_start_is_a_sentence(
