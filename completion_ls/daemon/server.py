@@ -53,6 +53,7 @@ FIGURES_TIMEOUT_S = 5.0
 LEAVING_S = 5.0
 START_GRACE_S = 10.0
 ENDPOINT_CHECK_S = 3.0
+ENGINE_CHECK_S = 1.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
 MAX_PEERS = 128
@@ -85,10 +86,16 @@ class Peer:
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Queue a message, or hang up on a peer that does not read."""
+        """Queue a message, or hang up: on a peer that does not read, and where there is no memory for
+        it, since a text must not have a hole, nor a job no end."""
         if self._writer.is_closing():
             return
-        self._writer.write(codec.encode(message))
+        try:
+            self._writer.write(codec.encode(message))
+        except MemoryError:
+            log.error("no memory for a message to peer %d; it is cut off", self.id)
+            self._writer.transport.abort()
+            return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
             log.warning("peer %d does not read its messages; it is cut off", self.id)
             self._writer.transport.abort()
@@ -110,7 +117,7 @@ class Peer:
     async def hang_up(self) -> None:
         """Close after what was queued is sent."""
         self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError, TimeoutError, MemoryError):  # what it was closed for
             await asyncio.wait_for(self._writer.wait_closed(), 1.0)
 
 
@@ -156,7 +163,9 @@ class Daemon:
         self._worker = Worker(self._config, self._publish)
         self._server = await self._listen()
         say(f"Serving {self._endpoint.name}; Ctrl-C stops it.")
-        tasks = [asyncio.create_task(self._watch_endpoint())]
+        tasks = [
+            asyncio.create_task(watch()) for watch in (self._watch_endpoint, self._watch_engine)
+        ]
         if port := self._config.daemon.metrics_port:
             tasks.append(asyncio.create_task(self._serve_metrics(port)))
         try:
@@ -213,6 +222,15 @@ class Daemon:
                     self._stopping.set()
                     return
 
+    async def _watch_engine(self) -> None:
+        """Leave when the engine's thread has ended and could not say so: jobs would wait for ever."""
+        while self._worker.is_alive():
+            await asyncio.sleep(ENGINE_CHECK_S)
+        await asyncio.sleep(ENGINE_CHECK_S)  # what it said last may be on its way
+        if not self._failure:
+            log.error("the engine's thread has ended")
+            self._deliver(EngineBroken("The engine ended. The next request starts it again."))
+
     def _is_ours(self) -> bool:
         """Whether the lock that others see is the one that we hold."""
         try:
@@ -247,6 +265,8 @@ class Daemon:
             peer.send(Error(code="bad_frame", text=str(error)))
         except OSError:
             pass  # the peer has gone
+        except MemoryError:
+            log.error("no memory for what peer %d says; it is cut off", peer.id)
         finally:
             self._connections -= 1
             if self._peers.pop(peer.id, None):

@@ -14,7 +14,8 @@ from soak.stand import NO_ANSWER_S, Failed, Stand
 LIMIT_S = 2.0
 """An editor waits no longer for what the model has no part in."""
 MOST_FILES = 60
-UNFORESEEN = re.compile("Traceback|never retrieved|never awaited|was destroyed but")
+TRACEBACK = "Traceback (most"
+UNFORESEEN = re.compile("never retrieved|never awaited|was destroyed but")
 STRANGE = re.compile(r"Errno|Traceback|\{|\}|0x[0-9a-f]{6}")
 
 
@@ -137,7 +138,11 @@ async def _files(stand: Stand) -> None:
 async def _logs(stand: Stand) -> None:
     """What nobody has foreseen ends there."""
     for file in stand.logs:
-        text = file.read_text(errors="replace") if file.exists() else ""
-        if found := UNFORESEEN.search(text):
-            file.write_text("")  # not again in the next trial
-            raise Failed(f"{file.name} has: {text[found.start() :][:2000]}")
+        if not file.exists():
+            continue
+        text = file.read_text(errors="replace")
+        file.write_text("")  # not again in the next trial
+        # asyncio itself has no answer to a lack of memory but this.
+        parts = [one for one in text.split(TRACEBACK)[1:] if "MemoryError" not in one]
+        if parts or UNFORESEEN.search(text):
+            raise Failed(f"{file.name} has: {(parts or [text])[0][:2000]}")

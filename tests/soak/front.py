@@ -63,6 +63,8 @@ class Heard:
     """What the front said of itself."""
 
     messages: list[str] = field(default_factory=list)
+    earlier: list[str] = field(default_factory=list)
+    """Before the present trial."""
     edits: int = 0
 
 

@@ -219,6 +219,9 @@ class ScriptedWorker:
         for job in self._jobs.values():
             job.cancel()
 
+    def is_alive(self) -> bool:
+        return True
+
     def join(self, timeout: float) -> None:
         pass
 
