@@ -1,8 +1,8 @@
 """Faults in the real processes, one function each, and the trial of one or of many.
 
 Orders (files that `injected/sitecustomize.py` looks for in the processes): `hold` keeps the engine at a
-place, `fail_step` and `break_engine` raise in a step and outside of it, `wall_clock` moves the clock,
-`version`, `protocol` and `said_protocol` make what starts from now on another version.
+place, `fail_step`, `fail_decode` and `break_engine` raise in a step and outside of it, `wall_clock` moves
+the clock, `version`, `protocol` and `said_protocol` make what starts from now on another version.
 """
 
 from __future__ import annotations
@@ -299,19 +299,21 @@ async def model_cut_off_and_replaced(stand: Stand, _: float) -> None:
     """Whoever runs goes on; who starts then says what is wrong."""
     daemon, model = await stand.daemon(), stand.model / "model.safetensors"
     good = model.read_bytes()
-    for file in (weight_cache._cache_file(stand.model, "int8"), model):
-        os.truncate(file, 64)
-    for _ in range(4):
+    try:
+        for file in (weight_cache._cache_file(stand.model, "int8"), model):
+            os.truncate(file, 64)
+        for _ in range(4):
+            await stand.text()
+        model.write_bytes(b"\0" * len(good))
         await stand.text()
-    model.write_bytes(b"\0" * len(good))
-    await stand.text()
-    if (await stand.daemon()).pid != daemon.pid:
-        raise Failed("A daemon died of a file that was cut off.")
-    await _stop(stand)
-    stand.type()
-    await stand.front.ask()[1]
-    said = stand.front.heard.messages
-    model.write_bytes(good)
+        if (await stand.daemon()).pid != daemon.pid:
+            raise Failed("A daemon died of a file that was cut off.")
+        await _stop(stand)
+        stand.type()
+        await stand.front.ask()[1]
+        said = stand.front.heard.messages
+    finally:
+        model.write_bytes(good)
     if not said or str(stand.model) not in said[0]:
         raise Failed(f"Of a model that is cut off the user was told {said}.")
 
@@ -465,7 +467,8 @@ async def daemon_without_address_space(stand: Stand, _: float) -> None:
 
 @fault()
 async def step_that_raises(stand: Stand, _: float) -> None:
-    await _failing(stand, "fail_step", "an error of one job")
+    for name in ("fail_step", "fail_decode"):  # without KV, and with it
+        await _failing(stand, name, "an error of one job")
     _told(stand, "could not compute a completion", once=True)
 
 

@@ -90,15 +90,16 @@ class Front:
     async def start(self) -> None:
         """Start it, and begin to feel its pulse."""
         own = (sys.executable, "-P", "-m", "completion_ls", "--stdio")
-        self.process = await asyncio.create_subprocess_exec(
-            *self.wrapper,
-            *own,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self.log.open("ab"),
-            limit=1 << 16,
-            env=self.environment,
-        )
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.wrapper,
+                *own,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=1 << 16,
+                env=self.environment,
+            )
         self._listening = asyncio.create_task(self._listen())
         capabilities = {"general": {"positionEncodings": ["utf-32"]}}
         editor = self.pid if self.wrapper else None

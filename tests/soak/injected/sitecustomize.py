@@ -78,6 +78,8 @@ def patch_engine(module: ModuleType) -> None:
 
     def faulty_decode(self: Any, running: Any) -> Any:
         hold("decode")
+        if running.lane.name != "BACKGROUND":
+            fail("fail_decode")
         return decode(self, running)
 
     engine.step, engine._prefill, engine._decode = faulty_step, faulty_prefill, faulty_decode
