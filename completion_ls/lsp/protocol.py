@@ -109,8 +109,10 @@ class Protocol(LanguageServerProtocol):
             self._refuse(id, types.ErrorCodes.InvalidRequest, text)
             return
         kind = self.get_message_type(method) if method is not None else None
-        if method is not None and kind is None:
-            raw.setdefault("params", None)  # an unknown message may have none
+        if method is not None:
+            raw.pop("error", None)  # with it pygls takes a request for a response
+            if kind is None:
+                raw.setdefault("params", None)  # an unknown message may have none
         if is_request and kind is not None and not _has_id(kind):
             self._refuse(id, types.ErrorCodes.InvalidRequest, f"{method} is a notification.")
             return
