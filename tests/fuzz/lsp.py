@@ -100,7 +100,12 @@ def _say(message: Any) -> Say:
     return Say(json.dumps(message).encode())
 
 
+BOTH = {"error": {"code": 1, "message": "no"}, "result": None}
+"""What makes a response: a message that asks for something is none, though it has this."""
+
 others = st.one_of(
+    named(FREQUENT).map(lambda message: message | {"error": BOTH["error"]}),
+    named(FREQUENT).map(lambda message: message | BOTH),
     schema.ids.map(lambda id: _notice(types.CANCEL_REQUEST, {"id": id})),
     schema.ids.map(lambda id: _notice(types.CANCEL_REQUEST, {"id": id})),
     st.builds(
@@ -227,6 +232,14 @@ def _begun_with(given: dict[str, Any]) -> Script:
 WRITTEN = (
     _begun_with({"rootUri": "http://["}),
     _begun_with({"rootPath": "//"}),
+    Script(
+        [
+            _say(_request(types.INITIALIZE, "init", {"capabilities": {}})),
+            _say(_request(messages.ENGINE_REPORT, 1, {}) | BOTH),
+            _say(_request("x", 2, {}) | BOTH),
+            _say(_notice(types.INITIALIZED, {}) | BOTH),
+        ]
+    ),
 )
 
 LSP = (Property("lsp", "sessions", scripts(), a_server_outlives_its_editor, WRITTEN, budget=100),)

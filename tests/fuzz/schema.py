@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
+from fuzz.config import tables
 from fuzz.mixed import mixed
 
 PLAIN = "file:///work/a.py"
@@ -52,6 +53,8 @@ def params(kind: Any) -> st.SearchStrategy[Any]:
 @cache
 def value(kind: Any, name: str, depth: int) -> st.SearchStrategy[Any]:
     """JSON of a type; `name` is that of its field."""
+    if name in ("settings", "initialization_options"):
+        return mixed((4, tables()), (1, junk))
     if (simple := _simple(kind, name)) is not None:
         return simple
     if attrs.has(kind):
