@@ -15,19 +15,24 @@ from typing import Any
 
 from pygls.exceptions import JsonRpcException
 
+from completion_ls import __version__
 from completion_ls.lsp.channel import Malformed
 from completion_ls.lsp.first_answer import answer_initialize
 from completion_ls.lsp.server import create_server
 from completion_ls.wire import client, codec
 from completion_ls.wire.messages import (
+    PROTOCOL,
     Cancel,
     Chunk,
     Complete,
     Done,
     GetStatus,
     Message,
+    Ping,
+    Pong,
     Ready,
     Status,
+    Welcome,
 )
 
 GOOD_URI = "file:///work/good.py"
@@ -177,6 +182,7 @@ class Link:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.welcome = Welcome(protocol=PROTOCOL, version=__version__, pid=0)
         self.arrived: asyncio.Queue[Message | None] = asyncio.Queue()
 
     def send(self, message: Message) -> None:
@@ -188,6 +194,8 @@ class Link:
                 self._engine.cancel(self, id)
             case GetStatus():
                 self.arrived.put_nowait(Status(figures={"jobs": 1}))
+            case Ping():
+                self.arrived.put_nowait(Pong())
 
     async def receive(self) -> Message | None:
         return await self.arrived.get()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ class ParrotEngine:
     def promote(self, job_id: int, lane: Lane) -> None:
         pass
 
+    def favour(self, front: Hashable) -> None:
+        pass
+
     def step(self) -> list[Event]:
         if not self._jobs:
             return []
@@ -77,7 +80,21 @@ class ParrotEngine:
 
     def stats(self) -> EngineStats:
         lanes = {lane: LaneJobs() for lane in Lane}
-        return EngineStats(0, 0, 0, 0, len(self._jobs), 0, 0, 1, 1, (), lanes, {})
+        return EngineStats(
+            passes=self.passes,
+            prompt_tokens_reused=0,
+            prompt_tokens_computed=0,
+            tokens_generated=0,
+            jobs_active=len(self._jobs),
+            sequences_cached=0,
+            sequences_in_use=0,
+            kv_bytes=0,
+            kv_bytes_limit=1,
+            weight_bytes=1,
+            drafting=(),
+            lanes=lanes,
+            kv_by_document={},
+        )
 
     def close(self) -> None:
         pass
@@ -196,6 +213,9 @@ class Visitor:
 
     async def wait_closed(self) -> None:
         pass
+
+    def get_extra_info(self, name: str) -> None:
+        return None
 
     def get_write_buffer_size(self) -> int:
         return 0
