@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "tokenizer.json").unlink(),
         "is not a model: it has no tokenizer.json; give another folder.",
     ),
-    "weights that can run code": (only_pickles, "convert them to safetensors first."),
+    "weights that can run code": (only_pickles, "convert it with transformers"),
     "a config.json that is none": (
         lambda folder: (folder / "config.json").write_text("{"),
         "config.json is not JSON (",

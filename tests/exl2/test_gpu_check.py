@@ -103,7 +103,10 @@ def test_a_dry_run_has_every_row(exllamav2: Any, tmp_path: Path) -> None:
     assert all(math.isfinite(row["value"]) for row in found["rows"])
     assert found["problems"] == []
     positive = {row["key"] for row in found["rows"] if row["value"] > 0}
-    assert positive >= {key for key in KEYS if not key.startswith("vram")}
+    # Where a pass on this machine costs so much more with guesses, nothing is guessed.
+    assert positive >= {
+        key for key in KEYS if not key.startswith("vram") and not key.endswith("_accepted")
+    }
     assert "the times mean nothing" in done.stdout
     assert "beside that without: equal." in done.stdout
 

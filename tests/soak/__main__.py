@@ -59,12 +59,12 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
     async def injected() -> list[Outcome]:
         from soak import faults
 
-        return await faults.run(1 if short else 10, seed, say)
+        return await faults.run(1 if short else 5, seed, say)
 
     async def fuzz() -> list[Outcome]:
         from fuzz.run import run
 
-        return await asyncio.to_thread(run, 1 if short else 10, seed, say)
+        return await asyncio.to_thread(run, 1 if short else 8, seed, say)
 
     return {"load": load, "faults": injected, "fuzz": fuzz}
 
