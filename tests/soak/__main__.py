@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from completion_ls import __version__
-from soak import crowd, long
+from fuzz import run as fuzz
+from soak import crowd, faults, long
 from soak.outcome import Outcome
 
 Say = Callable[[str], None]
-Part = Callable[[], Awaitable[list[Outcome]]]
+Part = Callable[[], list[Outcome]]
 
 MOST_LINES = 8
 """So many problems of a kind are printed; all are in the JSON."""
@@ -56,17 +57,11 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
             await long.large_file(5_000_000, 300, say),
         ]
 
-    async def injected() -> list[Outcome]:
-        from soak import faults
-
-        return await faults.run(1 if short else 5, seed, say)
-
-    async def fuzz() -> list[Outcome]:
-        from fuzz.run import run
-
-        return await asyncio.to_thread(run, 1 if short else 8, seed, say)
-
-    return {"load": load, "faults": injected, "fuzz": fuzz}
+    return {
+        "load": lambda: asyncio.run(load()),
+        "faults": lambda: asyncio.run(faults.run(1 if short else 5, seed, say)),
+        "fuzz": lambda: fuzz.run(1 if short else 8, seed, say),
+    }
 
 
 def main() -> int:
@@ -84,7 +79,7 @@ def main() -> int:
         known = parts(given.short, given.seed, lambda text: status.update(text[:100]))
         if unknown := set(given.parts) - known.keys():
             parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-        outcomes = asyncio.run(all_of([known[name] for name in given.parts or known]))
+        outcomes = [one for name in given.parts or known for one in known[name]()]
     shutil.rmtree(folder, ignore_errors=True)
     minutes = (time.monotonic() - began) / 60
     machine = (
@@ -105,11 +100,6 @@ def apart(folder: Path) -> None:
     config = folder / "config.toml"
     config.write_text("[daemon]\nidle_exit_s = 5\n")
     os.environ["COMPLETION_LS_CONFIG"] = str(config)
-
-
-async def all_of(wanted: list[Part]) -> list[Outcome]:
-    """One after the other."""
-    return [outcome for part in wanted for outcome in await part()]
 
 
 def table(title: str, outcomes: list[Outcome]) -> Table:
