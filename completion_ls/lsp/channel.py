@@ -21,6 +21,8 @@ HEADER = re.compile(rb"[\w-]+:")
 MAX_BODY = 256 * 1024 * 1024
 """Most bytes of one message: a didOpen carries a whole file."""
 MAX_HEADER_LINE = 8192
+MAX_UNREAD = 64 * 1024 * 1024
+"""An editor that leaves this many bytes unread is given up: it must not fill our memory."""
 
 
 class Malformed(Exception):
@@ -65,6 +67,9 @@ class Channel:
         self._sink = sink
         self._received: queue.SimpleQueue[bytes | Malformed | None] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._counting = threading.Lock()
+        self._unread = 0
+        """Bytes that wait to be written."""
         self._given_back: list[bytes | Malformed | None] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
@@ -96,8 +101,15 @@ class Channel:
                 await self._arrived.wait()
 
     def send(self, body: bytes) -> None:
-        """Queue a message; never blocks."""
-        self._outgoing.put(frame(body))
+        """Queue a message; never blocks. The session ends with an editor that does not read."""
+        data = frame(body)
+        with self._counting:
+            self._unread += len(data)
+        if self._unread <= MAX_UNREAD:
+            self._outgoing.put(data)
+        elif self._unread - len(data) <= MAX_UNREAD:  # the first that is too much
+            log.error("the editor does not read what it is sent; the session ends")
+            self._put(None)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Write what is queued, for at most `timeout_s`, and close the outgoing stream."""
@@ -129,6 +141,8 @@ class Channel:
         try:
             while (data := self._outgoing.get()) is not None:
                 self._sink.write(data)
+                with self._counting:
+                    self._unread -= len(data)
                 if self._outgoing.empty():
                     self._sink.flush()
             self._sink.close()

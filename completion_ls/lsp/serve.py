@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import stat
 import sys
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from completion_ls.lsp.channel import Channel
@@ -40,8 +42,7 @@ def serve_tcp(host: str, port: int, certificate: Path | None, key: Path | None) 
 
     context = tcp.tls_context(certificate, key)
     listener = tcp.open_listener(host, port, has_tls=context is not None)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(tcp.listen(listener, context, _serve_connected))
+    _run_until_stopped(tcp.listen(listener, context, _serve_connected))
     return 0
 
 
@@ -71,11 +72,24 @@ def serve_pipe(path: Path) -> int:
         os.umask(mask)
     listener.listen()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_listen(listener))
+        _run_until_stopped(_listen(listener))
     finally:
         path.unlink(missing_ok=True)
     return 0
+
+
+def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run it until Ctrl-C or SIGTERM, after which it cleans up."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(run())
 
 
 async def _listen(listener: socket.socket) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -105,6 +106,8 @@ def _spawn(
             start_new_session=True,  # it outlives the editor window that started it
             cwd=endpoint_folder,
         )
+    # Who ends while we live is not to stay as a zombie.
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
     assert process.stdin is not None
     # One that ended at once reads nothing; its status and log say why.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:

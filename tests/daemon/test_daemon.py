@@ -263,6 +263,14 @@ async def test_a_killed_daemon_is_replaced(config: DaemonConfig, client: EngineC
     assert (await client.status()).figures["pid"] != pid
 
 
+async def test_a_killed_daemon_is_no_zombie(config: DaemonConfig) -> None:
+    connection = await attach(config)
+    pid = connection.welcome.pid
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    connection.close()
+
+
 async def test_a_front_that_comes_while_the_daemon_leaves_gets_another(
     config: DaemonConfig,
 ) -> None:

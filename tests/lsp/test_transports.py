@@ -19,7 +19,7 @@ from lsprotocol import types as t
 from pygls.protocol import default_converter
 from pytest_lsp import client_capabilities
 
-from completion_ls.lsp.channel import Malformed, frame, read_frame
+from completion_ls.lsp.channel import Channel, Malformed, frame, read_frame
 from completion_ls.lsp.first_answer import capabilities
 from completion_ls.lsp.server import create_server
 
@@ -89,6 +89,21 @@ def test_a_frame_behind_junk_is_found() -> None:
     with pytest.raises(Malformed):
         read_frame(stream)
     assert read_frame(stream) == b"{}"
+
+
+async def test_an_editor_that_does_not_read_ends_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("completion_ls.lsp.channel.MAX_UNREAD", 1_000_000)
+    nothing, _keeps_open = os.pipe()
+    unread, sink = os.pipe()
+    channel = Channel(os.fdopen(nothing, "rb"), os.fdopen(sink, "wb"))
+    for _ in range(300):
+        channel.send(b"x" * 10_000)
+    assert await channel.receive() is None
+    channel.close(0.0)
+    os.close(unread)  # whose writer ends now
+    os.close(_keeps_open)
 
 
 @pytest.mark.parametrize("client", ["visual-studio-code", "neovim", "emacs", None])

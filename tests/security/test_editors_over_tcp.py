@@ -44,6 +44,7 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr
+        self.process = process
         self.said = process.stderr.readline()
         self.port = int(self.said.split("listening on ")[1].split(";")[0].rsplit(":", 1)[1])
         self.token_file = Path(self.said.rstrip("\n").partition("the token is in ")[2])
@@ -94,6 +95,15 @@ def test_the_token_lies_in_a_file_of_this_user_alone(server: Server) -> None:
     assert stat.S_IMODE(server.token_file.parent.stat().st_mode) == 0o700
     assert server.token() not in server.said
     assert len(server.token()) >= 32
+
+
+def test_a_server_that_is_told_to_end_leaves_no_token(server: Server) -> None:
+    with server.connect() as connection:
+        connection.sendall(initialize({"token": server.token()}))
+        assert connection.recv(1)
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+    assert not server.token_file.exists()
 
 
 @pytest.mark.parametrize(
