@@ -94,6 +94,11 @@ class Editor:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_gone(self) -> bool:
+        """Whether the server has ended."""
+        return self._gone
+
     async def stop(self) -> None:
         """Shut the server down, if it was started (the daemon stays)."""
         if self._process is None:

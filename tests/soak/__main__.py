@@ -38,27 +38,21 @@ errors = Console(stderr=True)
 def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
     """What is done, by name. A `short` soak does the same for minutes."""
 
-    async def load() -> list[Outcome]:
-        if short:
-            return [
-                await crowd.crowd(8, 15, 2, say),
-                await long.hours(0.02, say),
-                await long.keystrokes(1_000, say),
-                await long.traced_keys(200, say),
-                await long.documents(300, say),
-                await long.large_file(5_000_000, 60, say),
-            ]
+    async def crowds() -> list[Outcome]:
+        return [await (crowd.crowd(8, 15, 2, say) if short else crowd.crowd(20, 30, 4, say))]
+
+    async def hours() -> list[Outcome]:
         return [
-            await crowd.crowd(20, 30, 4, say),
-            await long.hours(1, say),
-            await long.keystrokes(100_000, say),
-            await long.traced_keys(2_000, say),
-            await long.documents(10_000, say),
-            await long.large_file(5_000_000, 300, say),
+            await long.hours(0.02 if short else 1, say),
+            await long.keystrokes(1_000 if short else 100_000, say),
+            await long.traced_keys(200 if short else 2_000, say),
+            await long.documents(300 if short else 10_000, say),
+            await long.large_file(5_000_000, 60 if short else 300, say),
         ]
 
     return {
-        "load": lambda: asyncio.run(load()),
+        "crowd": lambda: asyncio.run(crowds()),
+        "long": lambda: asyncio.run(hours()),
         "faults": lambda: asyncio.run(faults.run(1 if short else 5, seed, say)),
         "fuzz": lambda: fuzz.run(1 if short else 8, seed, say),
     }
@@ -67,7 +61,9 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
 def main() -> int:
     """Run it; the exit status is 1 where something was lost."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="load, faults, fuzz (all of them unless named)")
+    parser.add_argument(
+        "parts", nargs="*", help="crowd, long, faults, fuzz (all of them unless named)"
+    )
     parser.add_argument("--short", action="store_true", help="minutes rather than an hour")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")

@@ -72,12 +72,17 @@ async def _typed(
 ) -> Outcome:
     part = max(1, keys // SAMPLES)
     began, slowest, typed = time.perf_counter(), 0.0, 0
+    problems: list[str] = []
     async with daemon() as engine:
         await typist.begin()
         status = (await engine.status()).figures
         memory = Memory({"front": typist.editor.pid, "daemon": status["pid"]}, read)
         while typed < keys:
-            await typist.type(keys=min(part, keys - typed))
+            try:
+                await typist.type(keys=min(part, keys - typed))
+            except EditorError as error:
+                problems.append(f"{error} That was after {typed} keys or more.")
+                break
             typed += min(part, keys - typed)
             slowest = max(slowest, await answers(typist.editor))
             memory.sample()
@@ -86,7 +91,7 @@ async def _typed(
         figures = (await engine.status()).figures
         await typist.stop()
         active = await settled(engine)
-    problems = [*memory.problems(), *sorted(set(typist.errors)), *typist.editor.messages]
+    problems += [*memory.problems(), *sorted(set(typist.errors)), *typist.editor.messages]
     if slowest > HANG_S:
         problems.append(f"The front did not answer for {slowest:.1f} s.")
     if active:

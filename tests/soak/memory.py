@@ -58,21 +58,25 @@ class Memory:
     pids: dict[str, int]
     read: Callable[[int], int] = resident
     samples: dict[str, list[int]] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
 
     def sample(self) -> None:
         """Look."""
         for name, pid in self.pids.items():
-            self.samples.setdefault(name, []).append(self.read(pid))
+            try:
+                self.samples.setdefault(name, []).append(self.read(pid))
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                self.gone.add(name)
 
     def growth(self, name: str) -> tuple[float, float]:
         """Median bytes in the middle third of the samples, and in the last."""
-        samples = self.samples[name]
+        samples = self.samples[name] or [0]
         third = max(1, len(samples) // 3)
         return median(samples[third : 2 * third] or samples), median(samples[-third:])
 
     def problems(self) -> list[str]:
         """What has grown."""
-        found = []
+        found = [f"The {name} (process {self.pids[name]}) has gone." for name in sorted(self.gone)]
         share, size = ALLOWED[self.read]
         for name in self.samples:
             middle, last = self.growth(name)
@@ -87,7 +91,7 @@ class Memory:
         return [
             (
                 f"{self.read.__name__} memory of the {name}",
-                f"at first {_mib(samples[0])}, middle third {_mib(self.growth(name)[0])}, "
+                f"at first {_mib((samples or [0])[0])}, middle third {_mib(self.growth(name)[0])}, "
                 f"last third {_mib(self.growth(name)[1])}",
             )
             for name, samples in self.samples.items()
