@@ -45,7 +45,7 @@ SPARE_SLOTS = 192
 SMALL_CHUNK = 4
 """Where a keystroke may come in between, a chunk is so many times smaller, ..."""
 MIN_CHUNK = 16
-"""... but not below this."""
+"""... but not below this; so small where the user types in another window."""
 SHORT = 16
 """So many tokens go through the model beside the branches, which a longer chunk would clear away."""
 KEPT_ROWS = 24
@@ -267,9 +267,12 @@ class TorchCpuEngine:
             return self._cover(running, kv, running.job.unfinished)
         return self._produce(running, kv.rows[base - 1])
 
-    def _gives_way(self, running: _Running) -> bool:
-        """Whether a keystroke that comes now goes before a job, and so waits for its step only."""
-        return running.lane is Lane.BACKGROUND or not self._turns.goes_first(running)
+    def _chunk_of(self, running: _Running) -> int:
+        """Most prompt tokens of a step. A keystroke that goes before this job waits for the step."""
+        small = max(MIN_CHUNK, self._chunk // SMALL_CHUNK)
+        if self._turns.goes_first(running):
+            return small if running.lane is Lane.BACKGROUND else self._chunk
+        return MIN_CHUNK if self._turns.user_is_active else small
 
     def _advance(self, running: _Running, kv: KvSequence) -> None:
         """Put the next chunk of the prompt through the model, its unfinished word included."""
@@ -280,8 +283,7 @@ class TorchCpuEngine:
             kv.straighten(kv.find(list(prompt[:base])))
         else:
             kv.cut(start)
-            share = SMALL_CHUNK if self._gives_way(running) else 1
-            tokens = prompt[start : start + max(MIN_CHUNK, self._chunk // share)]
+            tokens = prompt[start : start + self._chunk_of(running)]
             count, end = len(tokens), start + len(tokens)
             rows = self._forward(tokens, kv, max(0, end - max(start, base - 1)))
             kv.extend(tokens)

@@ -38,12 +38,13 @@ class Desk:
     def cancel(self, id: int) -> None:
         self.jobs.pop(id, None)
 
-    def step(self) -> RunningJob:
+    def step(self, *, answers: bool = True) -> RunningJob:
         running = self.turns.next(self.jobs)
         self.now += STEP_S
         self.had_s[running.job.front] += STEP_S
         running.computed += 1
-        running.output.append(1)
+        if answers:
+            running.output.append(1)
         self.turns.took(running, STEP_S, self.jobs)
         self.left[running.job.id] -= 1
         if not self.left[running.job.id]:
@@ -116,6 +117,24 @@ def test_a_front_whose_keys_cancel_each_other_keeps_its_turn() -> None:
         desk.cancel(first.id)
         first = desk.jobs[desk.add(first.front, 1000)].job
         assert desk.step().job.id == first.id
+
+
+def test_a_turn_is_not_over_before_there_was_an_answer() -> None:
+    """A prompt that takes longer to read than a turn would be read for nothing, again and again."""
+    desk = Desk()
+    desk.turns.favoured = USER
+    desk.add("a", 1000)
+    desk.add("b", 1000)
+    first = desk.step(answers=False).job
+    reading = round(LONGEST_TURN_S / STEP_S) - 5
+    for _ in range(reading):
+        desk.cancel(first.id)
+        first = desk.jobs[desk.add(first.front, 1000)].job
+        assert desk.step(answers=False).job.id == first.id
+    assert desk.step().job.id == first.id
+    desk.cancel(first.id)
+    desk.add(first.front, 1000)
+    assert desk.step().job.front != first.front
 
 
 def test_a_job_that_has_begun_is_finished_before_the_next_fronts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -23,6 +24,10 @@ from soak.typists import LONGEST_GAP_S, RECORDED, Typist
 FASTEST = 1e9
 HANG_S = 2.0
 SAMPLES = 60
+MOST_WAITING = 100
+"""So many keys are typed before the front must have taken them."""
+SMALL_CACHE = {"COMPLETION_LS_ENGINE__KV_MEMORY_MB": "256"}
+"""One that is full soon: until it is, memory grows."""
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +75,7 @@ async def _typed(
     say: Callable[[str], None],
     read: Callable[[int], int] = resident,
 ) -> Outcome:
-    part = max(1, keys // SAMPLES)
+    part = min(MOST_WAITING, max(1, keys // SAMPLES))
     began, slowest, typed = time.perf_counter(), 0.0, 0
     problems: list[str] = []
     async with daemon() as engine:
@@ -120,6 +125,7 @@ async def _typed(
 
 async def documents(count: int, say: Callable[[str], None]) -> Outcome:
     """So many documents are opened, asked in, changed and closed in one window."""
+    os.environ.update(SMALL_CACHE)
     editor = Editor("file:///soak/first.py", "python", "value = 1\n")
     slowest = 0.0
     async with daemon() as engine:
@@ -169,6 +175,7 @@ async def large_file(size: int, keys: int, say: Callable[[str], None]) -> Outcom
         wanted.append(next(lines))
         size -= len(wanted[-1])
     text += "".join(wanted)
+    os.environ.update(SMALL_CACHE)
     editor = Editor("file:///soak/large.py", "python", text)
     slowest, shown, problems = 0.0, 0, list[str]()
     async with daemon() as engine:

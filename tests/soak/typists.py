@@ -24,11 +24,14 @@ class Typist:
     editor: Editor
     trace: Trace
     start: int
-    """The transaction that is typed first; after the last one comes the first again."""
+    """The transaction that is typed next; after the last one comes the first again, below another first
+    line, so that nothing is known from the time before."""
     pace: float = 1.0
     """How many times faster than recorded."""
     patient: bool = False
     """Whether the next key waits for the first text, so that every key has a time to it."""
+    times: int = 0
+    """How often the recording was typed to its end."""
     waits_s: list[float] = field(default_factory=list)
     with_text: int = 0
     errors: list[str] = field(default_factory=list)
@@ -62,8 +65,10 @@ class Typist:
         typed, next_key = 0, began
         while typed < keys and next_key < began + seconds:
             if self.start == len(self.trace.transactions):
-                self.start = 0
-                self.editor.edit(self._head, len(self.editor.text) - self._head, self.trace.start)
+                self.start, self.times = 0, self.times + 1
+                head = self.editor.text[: self._head].split(" again")[0].rstrip("\n")
+                text = f"{head} again {self.times}\n{self.trace.start}"
+                self.editor.edit(0, len(self.editor.text), text)
             transaction, gap_s = self.trace.transactions[self.start], gaps[self.start]
             self.start += 1
             if not transaction:
