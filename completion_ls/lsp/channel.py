@@ -7,6 +7,7 @@ can hold the event loop. The same channel serves stdio, TCP and pipes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import re
@@ -135,7 +136,9 @@ class Channel:
                 item = None
             self._put(item)
             if item is None:
-                return
+                break
+        with contextlib.suppress(OSError):
+            self._source.close()
 
     def _write(self) -> None:
         try:
@@ -145,6 +148,7 @@ class Channel:
                     self._unread -= len(data)
                 if self._outgoing.empty():
                     self._sink.flush()
-            self._sink.close()
         except (OSError, ValueError):
             self._put(None)  # the editor has gone; that ends the session
+        with contextlib.suppress(OSError):
+            self._sink.close()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_TYPES = (None, None, None, None)
+
 
 class Protocol(LanguageServerProtocol):
     """One connection with one editor window."""
@@ -58,7 +60,8 @@ class Protocol(LanguageServerProtocol):
         return 1 if self.exit_code is None else self.exit_code
 
     def get_message_type(self, method: str) -> type[Any] | None:  # type: ignore[override]
-        """The type of a request or notification, ours included (pygls caches here, we need not)."""
+        """The type of a request or notification, ours included. (pygls's own keeps each connection, with
+        its documents, in a cache of the whole process.)"""
         if method == messages.STREAM_INLINE_COMPLETION:
             return messages.StreamInlineCompletionRequest
         if method == messages.DID_SHOW_DOCUMENT:
@@ -67,8 +70,11 @@ class Protocol(LanguageServerProtocol):
             return messages.DidUseSuggestionNotification
         if method == messages.ENGINE_REPORT:
             return messages.EngineReportRequest
-        kind: type[Any] | None = super().get_message_type(method)
-        return kind
+        return types.METHOD_TO_TYPES.get(method, _NO_TYPES)[0]
+
+    def get_result_type(self, method: str) -> type[Any] | None:  # type: ignore[override]
+        """The type of the response to a request."""
+        return types.METHOD_TO_TYPES.get(method, _NO_TYPES)[1]
 
     @lsp_method(types.EXIT)
     def lsp_exit(self, *_: object) -> None:  # type: ignore[override]

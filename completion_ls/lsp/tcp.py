@@ -182,10 +182,11 @@ class Door:
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry bytes until one side has gone, and tell the other."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a connection that is reset has gone, too
         while block := await reader.read(BLOCK):
             writer.write(block)
             await writer.drain()
+    with contextlib.suppress(OSError):
         if writer.can_write_eof():
             writer.write_eof()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -104,6 +107,30 @@ async def test_an_editor_that_does_not_read_ends_its_session(
     channel.close(0.0)
     os.close(unread)  # whose writer ends now
     os.close(_keeps_open)
+
+
+def test_a_connection_that_is_over_is_kept_by_nobody() -> None:
+    server = create_server()
+    for method in ("initialize", "textDocument/inlineCompletion", "no/such/method"):
+        server.protocol.get_message_type(method)
+        server.protocol.get_result_type(method)
+    kept = weakref.ref(server.protocol)
+    del server
+    gc.collect()
+    assert kept() is None
+
+
+async def test_a_channel_closes_its_streams_when_the_editor_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    source, sink = ours.makefile("rb"), ours.makefile("wb")
+    channel = Channel(source, sink)
+    ours.close()
+    theirs.close()
+    assert await channel.receive() is None
+    channel.send(b"{}")
+    channel.close(timeout_s=60)
+    while not (source.closed and sink.closed):  # by threads
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("client", ["visual-studio-code", "neovim", "emacs", None])

@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,6 +279,30 @@ async def door(token: str) -> tuple[asyncio.Task[None], int, list[int]]:
         listener.getsockname()[1],
         served,
     )
+
+
+async def test_a_session_ends_with_a_connection_that_is_reset() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def session(connection: socket.socket) -> int:
+        begun.set()
+        with connection:
+            connection.setblocking(False)
+            while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
+                pass
+        ended.set()
+        return 0
+
+    listener = tcp.open_listener("127.0.0.1", 0, has_tls=False)
+    task = asyncio.create_task(tcp.accept(listener, tcp.Door(None, CHOSEN, session).enter))
+    editor = socket.create_connection(listener.getsockname())
+    editor.sendall(initialize({"token": CHOSEN}))
+    await begun.wait()
+    editor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    editor.close()  # with a reset
+    async with asyncio.timeout(60):
+        await ended.wait()
+    task.cancel()
 
 
 async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
