@@ -164,7 +164,11 @@ class Worker(threading.Thread):
         self._put(lambda loaded: self._user_came(loaded, peer))
 
     def cancel_all(self, peer: Hashable) -> None:
-        """Drop what a peer that has gone had asked for."""
+        """Drop what a peer that has gone had asked for; the texts that wait go at once."""
+        with self._wake:
+            for index, waiting in enumerate(self._inbox):
+                if isinstance(waiting, _Submit) and waiting.peer == peer:
+                    self._inbox[index] = waiting.cancelled()
         self._put(lambda loaded: self._drop_all(loaded, peer))
 
     def snapshot(self, answer: Callable[[dict[str, Any]], None]) -> None:

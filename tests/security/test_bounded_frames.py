@@ -233,6 +233,21 @@ async def test_who_asks_and_cancels_for_ever_waits(
     front.writer.transport.abort()
 
 
+async def test_of_who_has_left_no_text_waits(loading: tuple[Daemon, Endpoint]) -> None:
+    daemon, endpoint = loading
+    for _ in range(5):
+        front = await Front.to(endpoint)
+        for id in range(MAX_JOBS):
+            front.send(job(id, "secret text"))
+        front.send(job(MAX_JOBS))
+        assert (await front.error()).code == "busy"  # the others have arrived
+        front.writer.close()
+    while daemon._peers:
+        await asyncio.sleep(0.01)
+    kept = [one for one in daemon._worker._inbox if isinstance(one, daemon_worker._Submit)]
+    assert kept == []
+
+
 async def test_connections_are_bounded(
     loading: tuple[Daemon, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
