@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 HELLO_S = 10.0
 """So long a connection may take for TLS and its first message."""
 MOST_STRANGERS = 16
-"""So many connections may be without a first message at once; another one is closed."""
+"""So many connections may be without a first message at once; for another one, that which came first is
+closed. An editor says its first message at once, so others would have to be very quick to keep it out."""
 LINGER_S = 1.0
 CLOSING_S = 5.0
 BLOCK = 1 << 16
@@ -76,7 +77,7 @@ async def listen(listener: socket.socket, context: ssl.SSLContext | None, sessio
     can be no token."""
     address = listener.getsockname()
     token = admission.token_of_environment()
-    file = None if token else paths.runtime_dir() / f"editors-{address[1]}.token"
+    file = None if token else paths.runtime_dir() / _token_file(*address[:2])
     if file:
         token = admission.new_token()
         private.write(file, token)
@@ -90,6 +91,12 @@ async def listen(listener: socket.socket, context: ssl.SSLContext | None, sessio
     finally:
         if file:
             file.unlink(missing_ok=True)
+
+
+def _token_file(host: str, port: int) -> str:
+    """Two addresses can have the same port."""
+    place = f"{port}" if host == "127.0.0.1" else f"{host.replace(':', '_')}-{port}"
+    return f"editors-{place}.token"
 
 
 async def accept(
@@ -109,6 +116,7 @@ async def accept(
         task = asyncio.ensure_future(serve(connection))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        await asyncio.sleep(0)  # where more wait, accepting them does not
 
 
 class Door:
@@ -118,14 +126,18 @@ class Door:
         self._context = context
         self._token = token
         self._session = session
-        self._strangers = 0
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """In the order of their arrival."""
 
     async def enter(self, connection: socket.socket) -> None:
         """Serve a connection; it is closed in the end."""
-        if self._strangers >= MOST_STRANGERS:
-            connection.close()
-            return
-        self._strangers += 1
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        assert task is not None
+        if len(self._strangers) >= MOST_STRANGERS:
+            first_come = next(iter(self._strangers))
+            del self._strangers[first_come]
+            first_come.cancel()
+        self._strangers[task] = None
         reader = writer = first = None
         try:
             async with asyncio.timeout(HELLO_S):
@@ -137,8 +149,12 @@ class Door:
                 await _answer_last(reader, writer, admission.response(error))
         except (OSError, EOFError) as error:  # TLS that is none, a silent one, one that has gone
             log.info("a connection came to nothing: %s", type(error).__name__)
+        except asyncio.CancelledError:
+            if writer:
+                writer.transport.abort()
+            raise
         finally:
-            self._strangers -= 1
+            self._strangers.pop(task, None)
             if first is None:
                 await _close(writer) if writer else connection.close()
         if reader and writer and first is not None:

@@ -47,11 +47,12 @@ class Server:
         assert process.stderr
         self.process = process
         self.said = process.stderr.readline()
-        self.port = int(self.said.split("listening on ")[1].split(";")[0].rsplit(":", 1)[1])
+        self.host, _, port = self.said.split("listening on ")[1].split(";")[0].rpartition(":")
+        self.port = int(port)
         self.token_file = Path(self.said.rstrip("\n").partition("the token is in ")[2])
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection((self.host, self.port), timeout=30)
 
     def token(self) -> str:
         return self.token_file.read_text()
@@ -96,6 +97,13 @@ def test_the_token_lies_in_a_file_of_this_user_alone(server: Server) -> None:
     assert stat.S_IMODE(server.token_file.parent.stat().st_mode) == 0o700
     assert server.token() not in server.said
     assert len(server.token()) >= 32
+
+
+def test_servers_of_two_addresses_with_one_port_have_tokens_of_their_own(server: Server) -> None:
+    for other in started("--tcp", f"127.0.0.2:{server.port}"):
+        for one in (server, other):
+            said = told(one.connect(), initialize({"token": one.token()}) + SHUTDOWN)
+            assert [answer["id"] for answer in said] == [1, 2]
 
 
 def test_a_server_that_is_told_to_end_leaves_no_token(server: Server) -> None:
@@ -317,18 +325,19 @@ async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
     task.cancel()
 
 
-async def test_only_so_many_may_be_silent_at_once() -> None:
+async def test_only_so_many_may_be_silent_at_once_and_they_keep_nobody_out() -> None:
     task, port, served = await door(CHOSEN)
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(tcp.MOST_STRANGERS)]
-    reader, one_more = await asyncio.open_connection("127.0.0.1", port)
-    assert await reader.read() == b""
-    # One that leaves makes room.
-    silent[0][1].close()
-    while not served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(initialize({"token": CHOSEN}))
-        await reader.read()
-        writer.close()
-    for _, writer in (*silent, (reader, one_more)):
+    silent = [
+        await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * tcp.MOST_STRANGERS)
+    ]
+    reader, editor = await asyncio.open_connection("127.0.0.1", port)
+    editor.write(initialize({"token": CHOSEN}))
+    await reader.read()
+    assert len(served) == 1
+    # Those that came first are closed, the others are not.
+    for reader, _ in silent[: tcp.MOST_STRANGERS + 1]:
+        assert await reader.read() == b""
+    assert not any(reader.at_eof() for reader, _ in silent[tcp.MOST_STRANGERS + 1 :])
+    for _, writer in (*silent, (reader, editor)):
         writer.close()
     task.cancel()
