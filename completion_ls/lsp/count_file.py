@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import stat
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -78,6 +79,8 @@ def add(changes: Mapping[str, Numbers], timeout_s: float) -> None:
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for
+            raise Damaged
         found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return {}

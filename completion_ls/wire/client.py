@@ -161,8 +161,8 @@ class EngineClient:
     async def leave(self) -> None:
         """Hang up for good. A daemon that is left without a front is stopped: nobody comes back to
         settings that were only passed by."""
-        if self._connection:
-            self._send(Stop(if_alone=True))
+        if self._connection:  # which is told though it be silent: it may go on
+            self._connection.send(Stop(if_alone=True))
         await self.close()
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 from datetime import date
@@ -65,6 +66,16 @@ def test_a_damaged_file_is_moved_aside(damaged: bytes, caplog: pytest.LogCapture
     assert count_file.read()["model"]["shown"] == 2
     assert file.with_suffix(".damaged").read_bytes() == damaged
     assert len(caplog.records) == 1
+
+
+def test_a_pipe_in_its_place_is_not_waited_for() -> None:
+    file = count_file.place()
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    assert count_file.read() == {}
+    count_file.add({"model": {"shown": 1}}, 5)
+    assert count_file.read()["model"]["shown"] == 1
+    assert file.with_suffix(".damaged").is_fifo()
 
 
 def test_what_a_newer_version_counts_stays() -> None:

@@ -1,0 +1,44 @@
+"""A front's view of a daemon that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from completion_ls.config.settings import Settings
+from completion_ls.wire import client as wire_client
+from completion_ls.wire import codec
+from completion_ls.wire.client import EngineClient, EngineFailed
+from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+from completion_ls.wire.messages import PROTOCOL, Complete, Message, Ready, Stop, Welcome
+
+
+async def test_a_daemon_that_is_silent_is_told_all_the_same_that_nobody_needs_it(
+    isolated: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_client, "LOOK_S", 0.01)
+    heard: list[Message] = []
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for message in (
+            Welcome(protocol=PROTOCOL, version="9", pid=1),
+            Ready(model="a", max_context=64),
+        ):
+            writer.write(codec.encode(message))
+        while (body := await codec.read_body(reader)) is not None:
+            heard.append(codec.decode(body, codec.front_messages))
+        writer.close()
+        gone.set()
+
+    config = DaemonConfig.of(Settings())
+    server = await asyncio.start_unix_server(silent, Endpoint.of(config).socket_file)
+    front = EngineClient(config)
+    with pytest.raises(EngineFailed, match="does not answer"):
+        async for _ in await front.complete(Complete(id=0, document="a", prefix="x", suffix="")):
+            pass
+    await front.leave()
+    await gone.wait()
+    assert heard[-1] == Stop(if_alone=True)
+    server.close()
