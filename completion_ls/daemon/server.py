@@ -57,7 +57,8 @@ ENGINE_CHECK_S = 1.0
 MAX_UNREAD = 4 * 1024 * 1024
 """A peer that leaves this many bytes unread is cut off: it must not fill our memory."""
 MAX_PEERS = 128
-"""Most fronts at once; besides, as many connections may be about to say hello."""
+"""Most fronts at once; besides, as many connections may be about to say hello: for another one, that
+which came first is closed, so that those who say nothing keep nobody out."""
 MAX_JOBS = 128
 """Most jobs of one front at once: it has a few, and cancels those that it does not want any more."""
 MAX_JOB_BYTES = 64 * 1024 * 1024
@@ -130,7 +131,8 @@ class Daemon:
         self._token: str | None = None
         self._peers: dict[Hashable, Peer] = {}
         self._ids = itertools.count(1)
-        self._connections = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Who has not said hello, in the order of their arrival."""
         self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
         self._failure = ""
         self._metrics: Metrics | None = None
@@ -250,13 +252,18 @@ class Daemon:
             self._idle_timer = self._loop.call_at(self._stays_until, self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if is_other_user(writer) or self._connections >= 2 * MAX_PEERS:
+        if is_other_user(writer):
             writer.close()
             return
+        if len(self._strangers) >= MAX_PEERS:
+            first_come = next(iter(self._strangers))
+            del self._strangers[first_come]
+            first_come.transport.abort()
         peer = Peer(next(self._ids), writer)
-        self._connections += 1
+        self._strangers[writer] = None
         try:
             if await self._welcome(peer, reader):
+                self._strangers.pop(writer, None)
                 self._peers[peer.id] = peer
                 self._watch_idleness()
                 peer.send(Error(code="load", text=self._failure) if self._failure else self._state)
@@ -268,7 +275,7 @@ class Daemon:
         except MemoryError:
             log.error("no memory for what peer %d says; it is cut off", peer.id)
         finally:
-            self._connections -= 1
+            self._strangers.pop(writer, None)
             if self._peers.pop(peer.id, None):
                 self._worker.cancel_all(peer.id)
                 if not peer.only_looks:  # `status --watch` keeps no model in memory

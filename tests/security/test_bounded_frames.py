@@ -271,6 +271,22 @@ async def test_connections_are_bounded(
         front.writer.close()
 
 
+async def test_who_says_no_hello_keeps_nobody_out(
+    loading: tuple[Daemon, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_server, "MAX_PEERS", 3)
+    _, endpoint = loading
+    silent = [await asyncio.open_unix_connection(endpoint.socket_file) for _ in range(10)]
+    front = await Front.to(endpoint)
+    assert isinstance(await front.receive(), Welcome)
+    # Those that came first are closed, the others are not.
+    for reader, _ in silent[:8]:
+        assert await reader.read() == b""
+    assert not any(reader.at_eof() for reader, _ in silent[8:])
+    for writer in (front.writer, *(writer for _, writer in silent)):
+        writer.close()
+
+
 async def test_a_frame_that_is_too_long_is_not_read(loading: tuple[Daemon, Endpoint]) -> None:
     _, endpoint = loading
     front = await Front.to(endpoint)
