@@ -223,6 +223,8 @@ class Daemon:
                     log.warning("%s", error)
                     self._stopping.set()
                     return
+                except OSError as error:  # a full disk, perhaps only for a while
+                    log.error("cannot listen again yet: %s", error.strerror or error)
 
     async def _watch_engine(self) -> None:
         """Leave when the engine's thread has ended and could not say so: jobs would wait for ever."""

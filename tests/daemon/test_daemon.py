@@ -22,7 +22,7 @@ from filelock import FileLock
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.server import AlreadyRunning, Daemon
 from completion_ls.wire import codec
-from completion_ls.wire.attach import StartFailed, attach
+from completion_ls.wire.attach import StartFailed, attach, daemon_log
 from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
 from completion_ls.wire.connection import Connection, NoDaemon
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
@@ -305,6 +305,22 @@ async def test_a_stopped_daemon_is_not_started_again_by_itself(config: DaemonCon
 async def test_a_daemon_whose_socket_was_removed_listens_again(config: DaemonConfig) -> None:
     connection = await attach(config)
     endpoint = Endpoint.of(config)
+    endpoint.remove()
+    again = await attach(config)
+    assert again.welcome.pid == connection.welcome.pid
+    connection.close()
+    again.close()
+
+
+async def test_a_daemon_that_cannot_listen_again_tries_until_it_can(config: DaemonConfig) -> None:
+    connection = await attach(config)
+    endpoint = Endpoint.of(config)
+    log_file = daemon_log(endpoint)
+    assert log_file
+    endpoint.remove()
+    endpoint.socket_file.symlink_to("nothing")
+    while "cannot listen again yet" not in log_file.read_text():
+        await asyncio.sleep(0.1)
     endpoint.remove()
     again = await attach(config)
     assert again.welcome.pid == connection.welcome.pid
