@@ -48,7 +48,11 @@ def open_listener(host: str, port: int, *, has_tls: bool) -> socket.socket:
             "your code and the token: give --tls-cert and --tls-key, or listen on 127.0.0.1 (from "
             "another machine `ssh -L` leads there)."
         )
-    return socket.create_server((str(address[0]), port), family=family)
+    try:
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"{host}:{port} cannot be listened on ({why}). Name another port.") from None
 
 
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -71,8 +72,10 @@ def main() -> int:
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     apart(folder)
-    with errors.status("") as status:
-        known = parts(given.short, given.seed, lambda text: status.update(text[:100]))
+    with errors.status("") if errors.is_terminal else contextlib.nullcontext() as status:
+        known = parts(
+            given.short, given.seed, lambda text: status.update(text[:100]) if status else None
+        )
         if unknown := set(given.parts) - known.keys():
             parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         outcomes = [one for name in given.parts or known for one in known[name]()]
@@ -104,6 +107,9 @@ def table(title: str, outcomes: list[Outcome]) -> Table:
     for column, justify in (("what", "left"), ("tried", "right"), ("longest wait", "right")):
         found.add_column(column, justify=justify)  # type: ignore[arg-type]
     found.add_column("what came of it")
+    found.caption = (
+        "Longest wait: of an editor, for what needs no model, or for first text in a crowd."
+    )
     for outcome in outcomes:
         wait = "" if outcome.slowest_s is None else f"{outcome.slowest_s:.2f} s"
         lines = [f"{name}: {value}" for name, value in outcome.figures]
