@@ -35,7 +35,7 @@ from completion_ls.wire.messages import (
     Welcome,
 )
 
-GOOD_URI = "file:///work/good.py"
+GOOD_URI = "file:///home/u/good.py"
 """The document in which the engine always says the same."""
 SETTLED_S = 100.0
 """By then nothing is under way any more."""

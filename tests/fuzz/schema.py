@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from fuzz.config import tables
 from fuzz.mixed import mixed
 
-PLAIN = "file:///work/a.py"
-CELL = "vscode-notebook-cell:/work/n.ipynb#W0"
-NOTEBOOK = "file:///work/n.ipynb"
+PLAIN = "file:///home/u/a.py"
+CELL = "vscode-notebook-cell:/home/u/n.ipynb#W0"
+NOTEBOOK = "file:///home/u/n.ipynb"
 URIS = [
-    *("untitled:Untitled-1", "untitled:a b/ü", "file:///work/a%2Epy", "file:///work/b.py", "a.py"),
+    *(
+        "untitled:Untitled-1",
+        "untitled:a b/ü",
+        "file:///home/u/a%2Epy",
+        "file:///home/u/b.py",
+        "a.py",
+    ),
     *("", "%", "%zz%", "file:", "file:///", "//", "http://[", "file://[::1/a", "file:///%00a"),
     *("file:///%ff%fe", "file:///\ud800.py", "file:///" + "x" * 5000, "file:///C:/a.py", "C:\\a"),
-    *("file://host/share/a.py", "git:/work/a.py?%7B%22ref%22%3A%22~%22%7D", "\x00", "🎉:\u2028"),
-    *("file:///work/.env", "file:///work/sub/../a.py", "urn:x", "file:///work/a.py#L1"),
+    *("file://host/share/a.py", "git:/home/u/a.py?%7B%22ref%22%3A%22~%22%7D", "\x00", "🎉:\u2028"),
+    *("file:///home/u/.env", "file:///home/u/sub/../a.py", "urn:x", "file:///home/u/a.py#L1"),
 ]
 TEXTS = [
     *("", "x", "def f(a):\n    ", "\r\n", "\r", "\n" * 9, "\t", "🎉", "\ud83d", "\udd78", "\x00"),
