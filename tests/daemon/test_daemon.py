@@ -312,7 +312,8 @@ async def test_a_daemon_whose_socket_was_removed_listens_again(config: DaemonCon
     again.close()
 
 
-async def test_a_daemon_that_cannot_listen_again_tries_until_it_can(config: DaemonConfig) -> None:
+async def test_a_daemon_that_cannot_listen_again_tries_until_it_can(tiny_folder: Path) -> None:
+    config = configured(tiny_folder, transport="unix")
     connection = await attach(config)
     endpoint = Endpoint.of(config)
     log_file = daemon_log(endpoint)
