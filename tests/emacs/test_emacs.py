@@ -171,6 +171,8 @@ def test_several_lines_in_a_file_with_crlf(emacs: Emacs, script: Script) -> None
     body = "\n    size = width * height\n    return size"
     script.say("def area(width, height):", body)  # at once: Emacs would get the first line early
     file = emacs.open("area.py", b"import math\r\n\r\n")
+    # The first answer may not wait for the engine to start, or the first line would be enough.
+    emacs.wait("the engine is there", lambda: bool(script.heard("done")))
     emacs.type("def area(width, height):")
     emacs.wait_for_ghost("size = width * height\nreturn size")
     emacs.press("Tab")
