@@ -26,8 +26,8 @@ HANG_S = 2.0
 SAMPLES = 60
 MOST_WAITING = 100
 """So many keys are typed before the front must have taken them."""
-SMALL_CACHE = {"COMPLETION_LS_ENGINE__KV_MEMORY_MB": "256"}
-"""One that is full soon: until it is, memory grows."""
+KV_MEMORY = "COMPLETION_LS_ENGINE__KV_MEMORY_MB"
+"""Small where memory is looked at: until the KV cache is full, memory grows."""
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +125,7 @@ async def _typed(
 
 async def documents(count: int, say: Callable[[str], None]) -> Outcome:
     """So many documents are opened, asked in, changed and closed in one window."""
-    os.environ.update(SMALL_CACHE)
+    os.environ[KV_MEMORY] = "16"
     editor = Editor("file:///soak/first.py", "python", "value = 1\n")
     slowest = 0.0
     async with daemon() as engine:
@@ -175,7 +175,7 @@ async def large_file(size: int, keys: int, say: Callable[[str], None]) -> Outcom
         wanted.append(next(lines))
         size -= len(wanted[-1])
     text += "".join(wanted)
-    os.environ.update(SMALL_CACHE)
+    os.environ[KV_MEMORY] = "256"
     editor = Editor("file:///soak/large.py", "python", text)
     slowest, shown, problems = 0.0, 0, list[str]()
     async with daemon() as engine:
