@@ -46,8 +46,8 @@ LAST_BACKOFF_S = 30.0
 LOOK_S = 1.0
 """While a daemon owes us something it is looked at so often."""
 SILENT_LOOKS = 5
-"""After so many looks in a row at which nothing had come it does not answer. Looks and not seconds: where
-it is we who could not run for a minute, that is one."""
+"""When nothing has come at so many looks behind the one that asked (`Ping`), it does not answer. Looks and
+not seconds: where it is we who could not run for a minute, that is one."""
 SILENT_LOOKS_LOADING = 30
 """While it loads, libraries may hold its event loop for long."""
 
