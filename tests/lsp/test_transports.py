@@ -25,12 +25,9 @@ from pytest_lsp import client_capabilities
 from completion_ls.lsp.channel import Channel, Malformed, frame, read_frame
 from completion_ls.lsp.first_answer import capabilities
 from completion_ls.lsp.server import create_server
+from support.raw_lsp import message
 
 SERVER = [sys.executable, "-m", "completion_ls"]
-
-
-def message(**fields: Any) -> bytes:
-    return frame(json.dumps({"jsonrpc": "2.0", **fields}).encode())
 
 
 INITIALIZE = message(

@@ -21,15 +21,12 @@ import pytest
 
 from completion_ls.lsp import admission, tcp
 from completion_ls.lsp.channel import frame, read_frame
+from support.raw_lsp import message
 
 SERVER = [sys.executable, "-m", "completion_ls"]
 CHOSEN = "a token that was chosen by hand"
 
 pytestmark = pytest.mark.process
-
-
-def message(**fields: Any) -> bytes:
-    return frame(json.dumps({"jsonrpc": "2.0", **fields}).encode())
 
 
 def initialize(options: object = None) -> bytes:

@@ -21,13 +21,10 @@ from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.lsp.channel import frame
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Complete, Error
+from support.raw_lsp import heard_until, message
 from support.tiny_model import write_tiny_model
 
 MARK = "Zyzzogeton"
-
-
-def message(**fields: Any) -> bytes:
-    return frame(json.dumps({"jsonrpc": "2.0", **fields}).encode())
 
 
 def bad_messages() -> bytes:
@@ -107,13 +104,8 @@ def test_a_session_with_all_its_errors_writes_nothing_of_the_user(
             cwd=workspace,
         ) as process,
     ):
+        heard = heard_until(process, 2, sent)
         assert process.stdin
-        assert process.stdout
-        process.stdin.write(sent)
-        process.stdin.flush()
-        heard = b""
-        while b'"id": 2' not in heard and (block := process.stdout.read1(65536)):
-            heard += block
         process.stdin.write(message(id=3, method="textDocument/inlineCompletion", params=asked))
         process.stdin.write(bad_messages() + frame(b"x" * 100)[:-50] + MARK.encode())
         process.stdin.close()

@@ -15,8 +15,8 @@ import pytest
 from completion_ls.config import sources, vscode
 from completion_ls.config.settings import Settings
 from completion_ls.context.permitted import Permitted
-from completion_ls.lsp.channel import frame
 from completion_ls.wire.endpoint import DaemonConfig
+from support.raw_lsp import heard_until, message
 
 EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
 
@@ -152,9 +152,6 @@ def test_nothing_of_the_workspace_is_run(
     text = "import helper\n\n\ndef area():\n    "
     (workspace / "helper.py").write_text("def helper():\n    return 1\n")
 
-    def message(**fields: object) -> bytes:
-        return frame(json.dumps({"jsonrpc": "2.0", **fields}).encode())
-
     folders = [{"uri": workspace.as_uri(), "name": "w"}]
     params = {"processId": None, "capabilities": {}, "rootUri": None, "workspaceFolders": folders}
     opened = {"uri": uri, "languageId": "python", "version": 1, "text": text}
@@ -173,13 +170,8 @@ def test_nothing_of_the_workspace_is_run(
         cwd=workspace,
         env={**os.environ, "COMPLETION_LS_MODEL__NAME": "no such model"},
     ) as process:
+        heard = heard_until(process, 2, sent)
         assert process.stdin
-        assert process.stdout
-        process.stdin.write(sent)
-        process.stdin.flush()
-        heard = b""
-        while b'"id": 2' not in heard and (block := process.stdout.read1(65536)):
-            heard += block
         process.stdin.close()
         process.wait(60)
     assert b'"id": 2' in heard
