@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-PREFIX = "COMPLETION_LS_"
+from support.apart import PREFIX, folders
+
 # Before any test imports torch; the daemon does the same (daemon/load.py says why).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 CACHE = os.environ.get("COMPLETION_LS_CACHE_DIR")
@@ -21,14 +22,7 @@ CACHE = os.environ.get("COMPLETION_LS_CACHE_DIR")
 
 def isolate(folder: Path) -> dict[str, str]:
     """Variables that keep a process to this folder (the cache of models stays the user's)."""
-    (folder / "config.toml").touch()
-    return {
-        "COMPLETION_LS_RUNTIME_DIR": str(folder / "run"),
-        "COMPLETION_LS_LOG_DIR": str(folder / "log"),
-        "COMPLETION_LS_STATE_DIR": str(folder / "state"),
-        "COMPLETION_LS_CONFIG": str(folder / "config.toml"),
-        **({"COMPLETION_LS_CACHE_DIR": CACHE} if CACHE else {}),
-    }
+    return folders(folder) | ({"COMPLETION_LS_CACHE_DIR": CACHE} if CACHE else {})
 
 
 def stop_daemons(environment: dict[str, str]) -> None:

@@ -19,13 +19,12 @@ from typing import Any
 from fuzz.property import Property
 from fuzz.targets import PROPERTIES
 from soak.outcome import Outcome
+from support.apart import PREFIX, folders
 
 ROUND = 200
 """Inputs of a property in a row."""
 LONGEST_S = 60
 """No input takes longer, however busy the machine is."""
-PREFIX = "COMPLETION_LS_"
-FOLDERS = ("RUNTIME_DIR", "LOG_DIR", "STATE_DIR")
 
 
 class Hangs(BaseException):
@@ -96,10 +95,7 @@ def _alone() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="cls-fuzz-") as folder:
         for name in [name for name in os.environ if name.startswith(PREFIX)]:
             del os.environ[name]
-        for name in FOLDERS:
-            os.environ[PREFIX + name] = str(Path(folder, name.lower()))
-        Path(folder, "config.toml").touch()
-        os.environ["COMPLETION_LS_CONFIG"] = str(Path(folder, "config.toml"))
+        os.environ.update(folders(Path(folder)))
         try:
             yield
         finally:

@@ -26,6 +26,7 @@ from completion_ls import __version__
 from fuzz import run as fuzz
 from soak import crowd, faults, long
 from soak.outcome import Outcome
+from support.apart import folders
 
 Say = Callable[[str], None]
 Part = Callable[[], list[Outcome]]
@@ -94,11 +95,8 @@ def main() -> int:
 
 def apart(folder: Path) -> None:
     """Use settings, sockets and logs of our own, and the user's models only."""
-    for name in ("RUNTIME_DIR", "LOG_DIR", "STATE_DIR"):
-        os.environ[f"COMPLETION_LS_{name}"] = str(folder / name[:3].lower())
-    config = folder / "config.toml"
-    config.write_text("[daemon]\nidle_exit_s = 5\n")
-    os.environ["COMPLETION_LS_CONFIG"] = str(config)
+    os.environ.update(folders(folder))
+    (folder / "config.toml").write_text("[daemon]\nidle_exit_s = 5\n")
 
 
 def table(title: str, outcomes: list[Outcome]) -> Table:

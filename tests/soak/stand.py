@@ -22,6 +22,7 @@ from completion_ls.wire.connection import NoDaemon, Refused
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.inquiry import Busy, figures_of
 from soak.front import Answer, Front
+from support.apart import PREFIX, folders
 from support.tiny_model import write_tiny_model
 
 INJECTED = Path(__file__).parent / "injected"
@@ -56,22 +57,14 @@ class Stand:
         self.orders = self.folder / "orders"
         self.orders.mkdir()
         self.model = write_tiny_model(self.folder / "model")
-        (self.folder / "config.toml").touch()
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("COMPLETION_LS_")
-        }
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         cache = os.environ.get("COMPLETION_LS_CACHE_DIR")
         self.environment = {
             **clean,
             **({"COMPLETION_LS_CACHE_DIR": cache} if cache else {}),
             "PYTHONPATH": os.pathsep.join([str(INJECTED), str(PRODUCT)]),
             "FAULTS": str(self.orders),
-            "COMPLETION_LS_RUNTIME_DIR": str(self.folder / "run"),
-            "COMPLETION_LS_LOG_DIR": str(self.folder / "log"),
-            "COMPLETION_LS_STATE_DIR": str(self.folder / "state"),
-            "COMPLETION_LS_CONFIG": str(self.folder / "config.toml"),
+            **folders(self.folder),
             "COMPLETION_LS_MODEL__NAME": str(self.model),
             "COMPLETION_LS_ENGINE__THREADS": "1",
             "COMPLETION_LS_COMPLETION__SHOW_ABOVE": "0",
