@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -71,16 +70,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     given = parser.parse_args()
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    apart(folder)
-    with errors.status("") if errors.is_terminal else contextlib.nullcontext() as status:
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder,
+        errors.status("") if errors.is_terminal else contextlib.nullcontext() as status,
+    ):
+        apart(Path(folder))
         known = parts(
             given.short, given.seed, lambda text: status.update(text[:100]) if status else None
         )
         if unknown := set(given.parts) - known.keys():
             parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         outcomes = [one for name in given.parts or known for one in known[name]()]
-    shutil.rmtree(folder, ignore_errors=True)
     minutes = (time.monotonic() - began) / 60
     machine = (
         f"{psutil.cpu_count()} processors, {platform.system()}, Python {platform.python_version()}"

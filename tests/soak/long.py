@@ -97,10 +97,7 @@ async def _typed(
         await typist.stop()
         active = await settled(engine)
     problems += [*memory.problems(), *sorted(set(typist.errors)), *typist.editor.messages]
-    if slowest > HANG_S:
-        problems.append(f"The front did not answer for {slowest:.1f} s.")
-    if active:
-        problems.append(f"{active} jobs are left without a front.")
+    problems += hung_or_left(slowest, active)
     return Outcome(
         name,
         keys,
@@ -157,11 +154,7 @@ async def documents(count: int, say: Callable[[str], None]) -> Outcome:
         memory.sample()
         await editor.stop()
         active = await settled(engine)
-    problems = [*memory.problems(), *editor.messages]
-    if slowest > HANG_S:
-        problems.append(f"The front did not answer for {slowest:.1f} s.")
-    if active:
-        problems.append(f"{active} jobs are left without a front.")
+    problems = [*memory.problems(), *editor.messages, *hung_or_left(slowest, active)]
     return Outcome(f"{count} documents", count, tuple(problems), slowest, tuple(memory.figures()))
 
 
@@ -177,7 +170,7 @@ async def large_file(size: int, keys: int, say: Callable[[str], None]) -> Outcom
     text += "".join(wanted)
     os.environ[KV_MEMORY] = "256"
     editor = Editor("file:///soak/large.py", "python", text)
-    slowest, shown, problems = 0.0, 0, list[str]()
+    slowest, shown = 0.0, 0
     async with daemon() as engine:
         await editor.start()
         slowest = max(slowest, await answers(editor))
@@ -197,13 +190,20 @@ async def large_file(size: int, keys: int, say: Callable[[str], None]) -> Outcom
             memory.sample()
         await editor.stop()
         active = await settled(engine)
-    if slowest > HANG_S:
-        problems.append(f"The front did not answer for {slowest:.1f} s.")
-    if active:
-        problems.append(f"{active} jobs are left without a front.")
+    problems = [*hung_or_left(slowest, active), *editor.messages]
     name = f"a file of {len(text) / 1e6:.1f} MB"
     figures = [("keys with text", f"{shown} of {keys // 3 * 3}"), *memory.figures()]
-    return Outcome(name, keys // 3 * 3, (*problems, *editor.messages), slowest, tuple(figures))
+    return Outcome(name, keys // 3 * 3, tuple(problems), slowest, tuple(figures))
+
+
+def hung_or_left(slowest: float, active: int) -> list[str]:
+    """What is wrong, from the seconds of the slowest answer and the jobs that are there in the end."""
+    found = []
+    if slowest > HANG_S:
+        found.append(f"The front did not answer for {slowest:.1f} s.")
+    if active:
+        found.append(f"{active} jobs are left without a front.")
+    return found
 
 
 async def answers(editor: Editor) -> float:

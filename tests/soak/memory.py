@@ -28,6 +28,8 @@ def traced(pid: int) -> int:
     file.unlink(missing_ok=True)
     os.kill(pid, signal.SIGUSR2)
     while not file.exists():
+        if not psutil.pid_exists(pid):
+            raise ProcessLookupError(f"Process {pid} has ended.")
         time.sleep(0.01)
     return int(file.read_text())
 

@@ -82,10 +82,9 @@ class Typist:
             if self.patient:
                 with contextlib.suppress(EditorError):
                     await self.editor.first(request)
+                next_key = max(next_key, time.perf_counter() - gap_s)
             if self.editor.has_gone:
                 raise EditorError("The front has gone.")
-            if self.patient:
-                next_key = max(next_key, time.perf_counter() - gap_s)
             next_key += gap_s / self.pace
             await asyncio.sleep(max(0.0, next_key - time.perf_counter()))
             self._note(request)
