@@ -42,7 +42,6 @@ print(local.pull(sys.argv[1], progress=lambda text, done: print(text, flush=True
 
 @pytest.fixture
 def server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(hub.time, "sleep", lambda seconds: None)
     with serving(monkeypatch) as server:
         yield server
 

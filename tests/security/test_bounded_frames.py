@@ -209,6 +209,11 @@ async def test_the_texts_of_jobs_are_bounded_together(
     front.writer.close()
 
 
+def texts_that_wait(daemon: Daemon) -> list[daemon_worker._Submit]:
+    """The jobs in the inbox of the engine's thread."""
+    return [one for one in daemon._worker._inbox if isinstance(one, daemon_worker._Submit)]
+
+
 async def test_who_asks_and_cancels_for_ever_waits(
     loading: tuple[Daemon, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,8 +232,7 @@ async def test_who_asks_and_cancels_for_ever_waits(
     for _ in range(20):
         await asyncio.sleep(0.01)
     assert daemon._worker.backlog <= most + 2
-    kept = [one for one in daemon._worker._inbox if isinstance(one, daemon_worker._Submit)]
-    assert kept == []
+    assert texts_that_wait(daemon) == []
     assert most < MAX_BACKLOG
     front.writer.transport.abort()
 
@@ -244,8 +248,7 @@ async def test_of_who_has_left_no_text_waits(loading: tuple[Daemon, Endpoint]) -
         front.writer.close()
     while daemon._peers:
         await asyncio.sleep(0.01)
-    kept = [one for one in daemon._worker._inbox if isinstance(one, daemon_worker._Submit)]
-    assert kept == []
+    assert texts_that_wait(daemon) == []
 
 
 async def test_connections_are_bounded(

@@ -19,7 +19,6 @@ NAME = f"{REPOSITORY}@{BRANCH}"
 
 @pytest.fixture
 def server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(hub.time, "sleep", lambda seconds: None)
     with serving(monkeypatch) as server:
         yield server
 

@@ -247,6 +247,9 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """The server, running, as the hub of this process and of those it starts."""
     from huggingface_hub import constants
 
+    from completion_ls.models import hub as client
+
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)  # before it tries again
     hub = FakeHub()
     threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
