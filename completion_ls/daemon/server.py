@@ -202,7 +202,12 @@ class Daemon:
             finally:
                 os.umask(mask)
         server = await asyncio.start_server(self._serve, LOOPBACK, 0)
-        self._token = self._endpoint.write_tcp(server.sockets[0].getsockname()[1]).token
+        try:
+            address = self._endpoint.write_tcp(server.sockets[0].getsockname()[1])
+        except OSError:  # nobody could find it, and each new attempt would leave one more
+            server.close()
+            raise
+        self._token = address.token
         return server
 
     async def _watch_endpoint(self) -> None:

@@ -289,6 +289,20 @@ async def test_a_hello_that_never_comes_is_cut_off(
     server.close()
 
 
+async def test_a_daemon_that_cannot_say_where_it_listens_does_not_listen(
+    isolated: dict[str, str],
+) -> None:
+    config = CONFIG.model_copy(
+        update={"daemon": CONFIG.daemon.model_copy(update={"transport": "tcp"})}
+    )
+    endpoint = Endpoint.of(config)
+    endpoint.tcp_file.mkdir()
+    before = psutil.Process().net_connections("tcp")
+    with pytest.raises(IsADirectoryError):
+        await Daemon(config, endpoint)._listen()
+    assert psutil.Process().net_connections("tcp") == before
+
+
 async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
     config = CONFIG.model_copy(
         update={"daemon": CONFIG.daemon.model_copy(update={"transport": "tcp"})}
@@ -308,6 +322,13 @@ async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
         assert await reader.read() == b""
         writer.close()
     server.close()
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing_behind(folder: Path) -> None:
+    (folder / "in the way").mkdir()
+    with pytest.raises(IsADirectoryError):
+        private.write(folder / "in the way", "a token")
+    assert [found.name for found in folder.iterdir()] == ["in the way"]
 
 
 def test_logs_and_counts_are_this_users_alone(isolated: dict[str, str]) -> None:
