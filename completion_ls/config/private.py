@@ -65,9 +65,13 @@ def write(file: Path, text: str) -> None:
     new = file.with_name(f"{file.name}.{os.getpid()}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    new.replace(file)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        new.replace(file)
+    except BaseException:
+        new.unlink(missing_ok=True)  # on a full disk each process would leave one
+        raise
 
 
 def read(file: Path, most: int) -> bytes:
