@@ -30,7 +30,7 @@ class NotAdmitted(Exception):
 
 
 def token_of_environment() -> str | None:
-    """The token that the user has chosen, which child processes need not know. Raises ValueError (a
+    """The token that the user has chosen, which child processes need not know. Raises OSError (a
     sentence) where it can be guessed."""
     token = os.environ.pop(TOKEN_VARIABLE, None)
     if token is not None and len(token) < SHORTEST_TOKEN:

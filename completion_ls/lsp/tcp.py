@@ -182,7 +182,12 @@ class Door:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes
     ) -> None:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # out of file descriptors, perhaps only for a moment
+            log.error("an editor cannot be served: %s", error)
+            await _close(writer)
+            return
         near_reader, near_writer = await asyncio.open_connection(sock=ours, limit=BLOCK)
         near_writer.write(frame(first))
         incoming = asyncio.create_task(_carry(reader, near_writer))
