@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from completion_ls.config import log_form
 from completion_ls.daemon.aside import Aside
 from completion_ls.daemon.audit import Output
 from completion_ls.daemon.detokenize import Detokenizer
@@ -194,7 +193,7 @@ class Worker(threading.Thread):
         try:
             self._serve(loaded)
         except Exception as error:
-            log.error("the engine failed: %s", _place(error))
+            log.error("the engine failed:\n%s", log_form.described(error))
             self._publish(EngineBroken(_broken(error)))
         finally:
             loaded.engine.close()
@@ -214,7 +213,7 @@ class Worker(threading.Thread):
                 events = loaded.engine.step()
             except JobFailed as failure:
                 self._account(loaded, [], time.perf_counter() - began)
-                log.error("job failed: %s", _place(failure.cause))
+                log.error("job failed:\n%s", log_form.described(failure.cause))
                 if self._aside.owns(failure.job_id):
                     self._aside.drop(failure.job_id)
                 else:
@@ -507,14 +506,6 @@ def _nothing(request: Complete) -> Done:
 def _budget(loaded: Loaded, request: Complete) -> int:
     """Most tokens of the prompt: the output needs room, too."""
     return min(request.prompt_tokens, loaded.engine.max_context - request.max_tokens)
-
-
-def _place(error: BaseException) -> str:
-    """An error for the log: its kind and where it was raised. Not what it says: some hold the text
-    that they are about."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = (f"{Path(one.filename).name}:{one.lineno}" for one in frames)
-    return f"{type(error).__name__} at {' '.join(lines)}"
 
 
 def _broken(error: Exception) -> str:
