@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from completion_ls.engines import weight_cache
+from completion_ls.lsp import counts
 from completion_ls.wire import client, codec
 from completion_ls.wire.messages import PROTOCOL, Complete, Hello
 from completion_ls.wire.stop import stop_daemon
@@ -575,7 +576,7 @@ async def _accept(stand: Stand) -> None:
     """Accept a suggestion, which is counted."""
     answer = await stand.text()
     await stand.front.call("workspace/executeCommand", answer.result["items"][0]["command"])
-    await asyncio.sleep(3.5)  # the file is written after 3 s
+    await asyncio.sleep(counts.WRITE_S + 0.5)  # then its file is due
 
 
 async def _stop(stand: Stand) -> None:
@@ -587,7 +588,10 @@ async def _stop(stand: Stand) -> None:
 async def _failing(stand: Stand, name: str, what: str) -> None:
     """Have a step of what the user asks for fail."""
     stand.order(name, what)
+    deadline = time.monotonic() + NO_ANSWER_S
     while (stand.orders / name).exists():  # where nothing is wanted, there is no step
+        if time.monotonic() > deadline:
+            raise Failed(f"No step has come in {NO_ANSWER_S:.0f} s that could fail.")
         stand.type()
         _, answer = stand.front.ask()
         await stand.until(answer.done, "a request whose step fails ends")
