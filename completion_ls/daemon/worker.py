@@ -277,8 +277,8 @@ class Worker(threading.Thread):
     def _note_user(self, loaded: Loaded, peer: Hashable, lane: Lane, now: float) -> None:
         """Somebody waits, on this lane: perhaps the user is there now."""
         if lane is Lane.KEY:
-            there = [job for job in self._jobs.values() if job.peer == self._foreground.front]
-            waited = not all(job.unawaited for job in there)
+            front = self._foreground.front
+            waited = any(job.peer == front and not job.unawaited for job in self._jobs.values())
             self._foreground.typed(peer, now, waited=waited)
         elif lane is Lane.MANUAL:
             self._foreground.came(peer, now)

@@ -28,11 +28,12 @@ from completion_ls.lsp import count_file
 from completion_ls.wire import codec
 from completion_ls.wire.attach import attach, daemon_log
 from completion_ls.wire.connection import Connection, NoDaemon, Refused
-from completion_ls.wire.endpoint import DaemonConfig, Endpoint
+from completion_ls.wire.endpoint import DaemonConfig, Endpoint, TcpAddress
 from completion_ls.wire.messages import PROTOCOL, Error, Hello, Welcome
 from support.other_user import NUMBER as OTHER
 
 CONFIG = DaemonConfig.of(Settings())
+OVER_TCP = DaemonConfig.of(Settings.model_validate({"daemon": {"transport": "tcp"}}))
 COMMANDS = (["status"], ["daemon", "stop"], ["daemon", "run"], ["doctor"])
 
 
@@ -258,14 +259,17 @@ def test_an_address_that_others_may_have_written_is_not_used(
         asyncio.run(Connection.open(endpoint))
 
 
-async def test_over_tcp_a_daemon_listens_on_this_machine_alone(isolated: dict[str, str]) -> None:
-    config = CONFIG.model_copy(
-        update={"daemon": CONFIG.daemon.model_copy(update={"transport": "tcp"})}
-    )
-    endpoint = Endpoint.of(config)
-    server = await Daemon(config, endpoint)._listen()
+async def listening_over_tcp() -> tuple[asyncio.Server, TcpAddress]:
+    """A daemon's server, and what it has published of it."""
+    endpoint = Endpoint.of(OVER_TCP)
+    server = await Daemon(OVER_TCP, endpoint)._listen()
     published = endpoint.read_tcp()
     assert published
+    return server, published
+
+
+async def test_over_tcp_a_daemon_listens_on_this_machine_alone(isolated: dict[str, str]) -> None:
+    server, published = await listening_over_tcp()
     listening = {
         one.laddr.ip
         for one in psutil.Process().net_connections("inet")
@@ -292,25 +296,16 @@ async def test_a_hello_that_never_comes_is_cut_off(
 async def test_a_daemon_that_cannot_say_where_it_listens_does_not_listen(
     isolated: dict[str, str],
 ) -> None:
-    config = CONFIG.model_copy(
-        update={"daemon": CONFIG.daemon.model_copy(update={"transport": "tcp"})}
-    )
-    endpoint = Endpoint.of(config)
+    endpoint = Endpoint.of(OVER_TCP)
     endpoint.tcp_file.mkdir()
     before = psutil.Process().net_connections("tcp")
     with pytest.raises(IsADirectoryError):
-        await Daemon(config, endpoint)._listen()
+        await Daemon(OVER_TCP, endpoint)._listen()
     assert psutil.Process().net_connections("tcp") == before
 
 
 async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
-    config = CONFIG.model_copy(
-        update={"daemon": CONFIG.daemon.model_copy(update={"transport": "tcp"})}
-    )
-    endpoint = Endpoint.of(config)
-    server = await Daemon(config, endpoint)._listen()
-    published = endpoint.read_tcp()
-    assert published
+    server, published = await listening_over_tcp()
     for token in ("", published.token[:-1], published.token + "x", "\u2603"):
         reader, writer = await asyncio.open_connection("127.0.0.1", published.port)
         writer.write(codec.encode(Hello(protocol=PROTOCOL, version="1", token=token)))
