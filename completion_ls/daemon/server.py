@@ -183,6 +183,8 @@ class Daemon:
                 self._endpoint.remove()
             self._server.close()
             self._worker.close()
+            for stranger in self._strangers:
+                stranger.close()
             for peer in self._peers.values():
                 peer.send(Error(code="stopping", text="The daemon is leaving."))
             await asyncio.gather(*(peer.hang_up() for peer in self._peers.values()))
@@ -298,6 +300,10 @@ class Daemon:
             return False
         except codec.MessageError as error:
             peer.send(Error(code="bad_message", text=str(error)))
+            return False
+        if self._stopping.is_set():
+            # Nobody would answer it, nor end us: before Python 3.12 `wait_for` forgets that it was
+            # cancelled where the hello comes at that moment.
             return False
         if not isinstance(hello, Hello):
             peer.send(Error(code="protocol", text="The first message must be hello."))

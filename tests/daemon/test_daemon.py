@@ -249,6 +249,19 @@ async def test_it_can_be_stopped(config: DaemonConfig, way: str) -> None:
         await Connection.open(Endpoint.of(config))
 
 
+async def test_a_daemon_that_leaves_welcomes_nobody(config: DaemonConfig) -> None:
+    """Who says hello meanwhile would wait for ever: the daemon could not end before that one left."""
+    connection = await attach(config)
+    async with Raw(config) as stranger:
+        connection.send(Stop())
+        while await connection.receive():  # while it loads, it takes a second to leave
+            pass
+        with contextlib.suppress(ConnectionError):
+            stranger.hello()
+            assert await stranger.receive() is None
+    await until(lambda: not alive(connection.welcome.pid))
+
+
 async def test_a_killed_daemon_is_replaced(config: DaemonConfig, client: EngineClient) -> None:
     answer = await client.complete(REQUEST.model_copy(update={"max_tokens": 1000}))
     chunks = aiter(answer)
