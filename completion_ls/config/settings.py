@@ -47,8 +47,9 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """How it is computed."""
 
-    kind: Literal["torch_cpu", "exllamav2"] = "torch_cpu"
-    """The library that computes: `torch_cpu` needs no graphics card, `exllamav2` an NVIDIA one."""
+    kind: Literal["torch_cpu", "exllamav2", "remote"] = "torch_cpu"
+    """What computes: `torch_cpu` needs no graphics card, `exllamav2` an NVIDIA one; `remote` is a server
+    (`remote.url`)."""
     weights: Literal["int8", "int4", "bf16", "float32"] = "int8"
     """How `torch_cpu` keeps weights: fewer bits are read faster, and int4 costs some quality."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
@@ -68,6 +69,22 @@ class EngineSettings(Section):
     prefill_stream: Annotated[bool, Field(strict=True)] = False
     """With a draft model, let `exllamav2` read prompts with both models side by side, where that is
     measured to give the first token sooner."""
+
+
+class RemoteSettings(Section):
+    """A server that computes, where `engine.kind` is `remote`. The key that it asks for is no setting: it is
+    read from the environment or the keyring."""
+
+    url: str = ""
+    """The server's address, such as `http://127.0.0.1:8080` or `https://gpu.example.org/team`, without
+    the `/v1`."""
+    model: str = ""
+    """What the server calls the model; empty is the only one, or the first, that it lists. `model.name` is
+    then the model whose tokenizer it has."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Seconds without a word after which the server is taken to be silent."""
+    fallback: str = ""
+    """A profile (`cpu`) whose engine, on this machine, answers while the server cannot; none by default."""
 
 
 class DraftSettings(Section):
@@ -168,6 +185,7 @@ class Settings(Section):
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    remote: RemoteSettings = RemoteSettings()
     draft: DraftSettings = DraftSettings()
     prompt: PromptSettings = PromptSettings()
     context: ContextSettings = ContextSettings()

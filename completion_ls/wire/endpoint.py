@@ -21,6 +21,7 @@ from completion_ls.config.settings import (
     DraftSettings,
     EngineSettings,
     ModelSettings,
+    RemoteSettings,
     Settings,
 )
 from completion_ls.wire.messages import PROTOCOL
@@ -41,6 +42,7 @@ class DaemonConfig(BaseModel):
 
     model: ModelSettings
     engine: EngineSettings
+    remote: RemoteSettings = RemoteSettings()
     draft: DraftSettings
     daemon: DaemonSettings
     log_level: str
@@ -53,6 +55,7 @@ class DaemonConfig(BaseModel):
         return cls(
             model=model.model_copy(update={"name": _absolute(model.name)}),
             engine=settings.engine,
+            remote=settings.remote if settings.engine.kind == "remote" else RemoteSettings(),
             draft=draft.model_copy(update={"model": _absolute(draft.model)}),
             daemon=settings.daemon,
             log_level=settings.server.log_level,
@@ -65,7 +68,8 @@ class DaemonConfig(BaseModel):
     @property
     def identity(self) -> str:
         """Equal for settings that share a daemon: the rest are the first front's choice."""
-        parts = [part.model_dump() for part in (self.model, self.engine, self.draft)]
+        own = (self.model, self.engine, self.remote, self.draft)
+        parts = [part.model_dump(exclude={"fallback"}) for part in own]
         same = [__version__, PROTOCOL, *parts]
         return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -150,6 +150,15 @@ class Ready(Message):
     max_context: int
 
 
+class Reach(Message):
+    """Whether the server that computes (`engine.kind` `remote`) can be reached; sent when that changes, and
+    on a new connection where it cannot. `text` then says why, in a sentence for people."""
+
+    type: Literal["reach"] = "reach"
+    ok: bool
+    text: str = ""
+
+
 class Chunk(Message):
     """More text of a job. `reused` and `computed` count its prompt tokens. `logprobs` are the
     natural-log probabilities, under the model itself, of the tokens since the chunk before, and
@@ -180,7 +189,8 @@ class Done(Message):
 
 
 class Error(Message):
-    """Something failed; `id` names the job where one is concerned. `text` is a sentence for people."""
+    """Something failed; `id` names the job where one is concerned. `text` is a sentence for people. With
+    `server` it is the server that computes which failed once: no news yet, `Reach` says if it lasts."""
 
     type: Literal["error"] = "error"
     id: int | None = None
@@ -194,6 +204,7 @@ class Error(Message):
         "job",
         "stopping",
         "busy",
+        "server",
     ]
     text: str
 
@@ -224,5 +235,6 @@ FrontMessage = Annotated[
     Field(discriminator="type"),
 ]
 DaemonMessage = Annotated[
-    Welcome | Loading | Ready | Chunk | Done | Error | Status | Pong, Field(discriminator="type")
+    Welcome | Loading | Ready | Reach | Chunk | Done | Error | Status | Pong,
+    Field(discriminator="type"),
 ]

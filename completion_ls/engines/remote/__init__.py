@@ -1,0 +1,1 @@
+"""An engine that has its tokens from a server over HTTP."""
