@@ -76,7 +76,7 @@ def run(profile: str | None, *, dry_run: bool) -> int:
         return 1
     if not is_named and (first := os.environ.get(PROFILE_VARIABLE)):
         print(f"Mind that {PROFILE_VARIABLE}={first} is set and goes before the file; unset it.")
-    settings, problems = resolve([("the chosen profile", {PROFILE_KEY: profile})])
+    settings, problems = resolve(profile=profile)
     for problem in problems:
         if problem not in before:
             print(problem)

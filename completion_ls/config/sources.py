@@ -7,6 +7,9 @@
    what `--profile` sets;
 5. what the editor sends: `initializationOptions`, then `workspace/didChangeConfiguration`.
 
+What an editor sends may be the settings of a project that somebody else wrote. So no editor names a server
+that computes (`OF_THE_USER`), nor turns one on that the user has not named in another source.
+
 A wrong key or value does not stop a server: it is left out (a weaker source's value counts then),
 and a Problem says what is wrong, where, and what was perhaps meant. Reading the sources (`collect`)
 needs no pydantic, so that the answer to `initialize` need not wait for it; `resolve` checks them.
@@ -34,8 +37,12 @@ PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
 MOST_OF_A_NAME = 80
-NO_SETTINGS = ("CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
-"""Variables with our prefix that are no settings (see `paths`, and `lsp/admission.py`)."""
+API_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"
+NO_SETTINGS = ("API_KEY", "CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
+"""Variables with our prefix that are no settings (see `paths`, `lsp/admission.py` and
+`engines/remote/keys.py`)."""
+OF_THE_USER = ("remote",)
+"""Sections that no editor sets: they say where code is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class Source:
 
     name: str
     values: Mapping[str, Any]
+    of_editor: bool = False
+    """What an editor has sent, or a profile that it has named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +101,26 @@ def use_profile(name: str) -> None:
 
 
 def collect(
-    editor: Iterable[tuple[str, object]] = (),
+    editor: Iterable[tuple[str, object]] = (), *, profile: str | None = None
 ) -> tuple[list[Source], list[Problem]]:
-    """Read every source, weakest first. `editor` holds (name, value) pairs as the client sent them."""
+    """Read every source, weakest first. `editor` holds (name, value) pairs as the client sent them.
+    `profile` is one that the user chooses now, whatever the sources say."""
     problems: list[Problem] = []
     later = [_user_file(problems), *_environment(os.environ, problems)]
     later += [_editor(name, value, problems) for name, value in editor]
-    named = DEFAULT_PROFILE, "the default"
+    if profile is not None:
+        later.append(Source("the chosen profile", {PROFILE_KEY: profile}))
+    named, namer = DEFAULT_PROFILE, Source("the default", {})
     for source in later:
-        profile = source.values.get(PROFILE_KEY)
-        if isinstance(profile, str):
-            named = profile, source.name
-        elif profile is not None:
+        name = source.values.get(PROFILE_KEY)
+        if isinstance(name, str):
+            named, namer = name, source
+        elif name is not None:
             problems.append(Problem(PROFILE_KEY, source.name, "it must be the name of a profile."))
-    return [_profile(*named, problems), *later], problems
+    sources = [_profile(named, namer, problems), *later]
+    if not lookup((one for one in sources if not one.of_editor), "remote", "url"):
+        sources = [_without_server(one, problems) if one.of_editor else one for one in sources]
+    return sources, problems
 
 
 def lookup(sources: Iterable[Source], section: str, key: str) -> Any:
@@ -119,14 +134,14 @@ def lookup(sources: Iterable[Source], section: str, key: str) -> Any:
 
 
 def resolve(
-    editor: Iterable[tuple[str, object]] = (),
+    editor: Iterable[tuple[str, object]] = (), *, profile: str | None = None
 ) -> tuple[Settings, list[Problem]]:
-    """All sources merged and checked: the settings in force, and what was not taken."""
+    """All sources (see `collect`) merged and checked: the settings in force, and what was not taken."""
     from pydantic import ValidationError
 
     from completion_ls.config.settings import Settings
 
-    sources, problems = collect(editor)
+    sources, problems = collect(editor, profile=profile)
     given: dict[
         tuple[str, str], list[tuple[str, Any]]
     ] = {}  # by key: source and value, weakest first
@@ -153,13 +168,18 @@ def resolve(
             if values:
                 merged.setdefault(section, {})[key] = values[-1][1]
         try:
-            return Settings.model_validate(merged), problems
+            settings = Settings.model_validate(merged)
         except ValidationError as error:
             wrong = {(str(one["loc"][0]), str(one["loc"][1])): one for one in error.errors()}
             for (section, key), detail in wrong.items():
                 name, value = given[section, key].pop()
                 text = f"{_sentence(detail['msg'])} It is {repr(value)[:80]}."
                 problems.append(Problem(f"{section}.{key}", name, text))
+            continue
+        if not (text := _wrong_fallback(settings.remote.fallback)):
+            return settings, problems
+        name, _ = given["remote", "fallback"].pop()
+        problems.append(Problem("remote.fallback", name, text))
 
 
 def resolve_strict() -> Settings:
@@ -215,16 +235,54 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
     return {}
 
 
-def _profile(name: str, named_in: str, problems: list[Problem]) -> Source:
-    file = profiles_dir() / f"{name}.toml"
+def _profile(name: str, named_in: Source, problems: list[Problem]) -> Source:
     if name not in profile_names():
-        near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(profile_names())}."
-        problems.append(
-            Problem(PROFILE_KEY, named_in, f"there is no profile {_brief(name)}. {hint}")
+        problems.append(Problem(PROFILE_KEY, named_in.name, _no_profile(name)))
+        name = DEFAULT_PROFILE
+    file = profiles_dir() / f"{name}.toml"
+    values = dict(_read_toml(file, problems))
+    if named_in.of_editor:
+        for section in OF_THE_USER:
+            values.pop(section, None)
+    return Source(f"profile {file.name}", values, named_in.of_editor)
+
+
+def _no_profile(name: str) -> str:
+    near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(profile_names())}."
+    return f"there is no profile {_brief(name)}. {hint}"
+
+
+def _wrong_fallback(name: str) -> str:
+    """Why a profile cannot answer in the place of a server; empty where it can."""
+    if not name:
+        return ""
+    if name not in profile_names():
+        return _no_profile(name)
+    own: list[Problem] = []
+    profile = Source(name, _read_toml(profiles_dir() / f"{name}.toml", own))
+    if lookup([profile], "engine", "kind") == "remote":
+        return (
+            f"the profile {name!r} needs a server itself; name one that computes here, such as "
+            f"{DEFAULT_PROFILE!r}."
         )
-        file = profiles_dir() / f"{DEFAULT_PROFILE}.toml"
-    return Source(f"profile {file.name}", _read_toml(file, problems))
+    return str(own[0]) if own else ""
+
+
+def _without_server(source: Source, problems: list[Problem]) -> Source:
+    """A source without `engine.kind = "remote"`: it would ask a server that the user has not named."""
+    if lookup([source], "engine", "kind") != "remote":
+        return source
+    text = f"it needs a server, and you have named none: {_where('remote.url')}."
+    problems.append(Problem("engine.kind", source.name, text))
+    engine = {key: value for key, value in source.values["engine"].items() if key != "kind"}
+    return Source(source.name, {**source.values, "engine": engine}, source.of_editor)
+
+
+def _where(key: str) -> str:
+    """Where the user sets what an editor cannot."""
+    variable = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+    return f"set {key} in {paths.config_file()} or as {variable}"
 
 
 def _user_file(problems: list[Problem]) -> Source:
@@ -270,4 +328,19 @@ def _editor(name: str, value: object, problems: list[Problem]) -> Source:
     if not isinstance(value, Mapping):
         problems.append(Problem("", name, "it must be an object of settings; it is ignored."))
         value = {}
-    return Source(name, {key: item for key, item in value.items() if item is not None})
+    values = {key: item for key, item in value.items() if item is not None}
+    for section in OF_THE_USER:
+        for key in _keys(section, values.pop(section, None)):
+            text = (
+                "it says where your code is sent, so it is not taken from an editor, which may have it "
+                f"from a project; {_where(key)}."
+            )
+            problems.append(Problem(key, name, text))
+    return Source(name, values, of_editor=True)
+
+
+def _keys(section: str, values: object) -> list[str]:
+    """What is set of a section, whatever an editor sends for it."""
+    if isinstance(values, Mapping):
+        return [f"{section}.{key}" for key, value in values.items() if value is not None]
+    return [] if values is None else [section]

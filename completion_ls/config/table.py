@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from completion_ls.config import settings
+from completion_ls.config.sources import OF_THE_USER
 
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
 
@@ -24,7 +25,8 @@ def table() -> str:
         for key, setting in model.model_fields.items():
             default = "" if setting.default is PydanticUndefined else _toml(setting.default)
             kind = _kind(setting.annotation)
-            rows.append(f"| `{section}.{key}` | {kind} | `{default}` | {texts[key]} |")
+            mark = " Never taken from an editor." if section in OF_THE_USER else ""
+            rows.append(f"| `{section}.{key}` | {kind} | `{default}` | {texts[key]}{mark} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,7 +1,8 @@
 """The settings as the VS Code extension has them: made from `settings.py`, so that they cannot drift.
 
-Writes `contributes.configuration` and the settings that a workspace must not set into
-package.json, and their names into src/settings.generated.ts.
+Writes `contributes.configuration` and the settings that a workspace must not set into package.json, and
+their names into src/settings.generated.ts. A server that computes is no setting of the extension: the
+language server takes one from no editor, as it cannot tell what a project has set.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from completion_ls.config.settings import Settings
+from completion_ls.config.sources import OF_THE_USER
 from completion_ls.config.table import meanings
 
 PREFIX = "completion-ls."
@@ -91,6 +93,8 @@ def _mirrored() -> Iterator[tuple[str, dict[str, Any]]]:
     """The server's settings, as VS Code describes settings."""
     definitions = Settings.model_json_schema()["$defs"]
     for section, field in Settings.model_fields.items():
+        if section in OF_THE_USER:
+            continue
         model: Any = field.annotation
         texts = meanings(model)
         # Of the user alone; VS Code says so where a workspace has one.

@@ -51,6 +51,32 @@ def test_a_byte_order_mark_is_no_error(user_file: Path) -> None:
     assert (settings.completion.seed, problems) == (1, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("cpux", "Did you mean 'cpu'?"), ("far", "needs a server")]
+)
+def test_a_fallback_is_a_profile_that_computes_here(
+    user_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "cpu.toml").touch()
+    (folder / "far.toml").write_text('[engine]\nkind = "remote"\n')
+    monkeypatch.setattr(sources, "profiles_dir", lambda: folder)
+    user_file.write_text(f'[remote]\nurl = "http://127.0.0.1:8080"\nfallback = "{name}"\n')
+    settings, (problem,) = sources.resolve()
+    assert (settings.remote.fallback, settings.remote.url) == ("", "http://127.0.0.1:8080")
+    assert problem.key == "remote.fallback" and problem.source == str(user_file)
+    assert said in str(problem)
+
+
+def test_the_key_of_a_server_is_no_setting_and_no_problem(
+    user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_API_KEY", "sk-secret")
+    settings, problems = sources.resolve()
+    assert problems == [] and "sk-secret" not in settings.model_dump_json()
+
+
 def test_an_option_is_not_blamed_on_the_variable_it_sets(
     user_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
-"""A whole session with a model that is there asks nothing of the network."""
+"""A whole session with a model that is there asks nothing of the network, and few modules could."""
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
 import pytest
 
+import completion_ls
 from completion_ls.bench.editor import Editor
 from completion_ls.config.sources import resolve_strict
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
@@ -30,6 +32,35 @@ if os.environ.get("WITNESS_TEST"):
     import socket
     socket.socket().connect_ex(("127.0.0.1", 9))
 """
+
+
+HTTP = {"httpx2", "httpx", "huggingface_hub", "requests", "urllib3", "aiohttp"}
+"""What speaks HTTP to other machines."""
+MAY = {"models/hub.py", "models/fetch.py", "engines/remote/"}
+"""Modules and rooms whose business that is: models that were asked for, and the server of `remote.url`."""
+
+
+def _imported(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module} | {f"{module}.{name.name}" for name in names}
+    return found
+
+
+def test_only_models_and_the_remote_engine_could_ask_the_network() -> None:
+    package = Path(completion_ls.__file__).parent
+    ask = set()
+    for file in package.rglob("*.py"):
+        names = _imported(file)
+        library = {"http.client", "urllib.request", "urllib3"} & names
+        if library or {name.partition(".")[0] for name in names} & HTTP:
+            ask.add(file.relative_to(package).as_posix())
+    assert "models/hub.py" in ask  # they are found
+    assert [one for one in ask if not one.startswith(tuple(MAY))] == []
 
 
 @pytest.mark.parametrize("is_test_of_the_witness", [False, True])

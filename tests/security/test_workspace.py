@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from completion_ls.config import sources, vscode
+from completion_ls.config.paths import config_file
 from completion_ls.config.settings import Settings
 from completion_ls.context.permitted import Permitted
 from completion_ls.wire.endpoint import DaemonConfig
@@ -30,8 +31,8 @@ OF_A_WORKSPACE = {
     *("completion.debounce_ms", "server.completion_items", "server.disabled_languages"),
     "server.log_level",
 }
-"""What a workspace may set: what is offered and when. A new setting is of one of these two lists, and whoever
-adds it says which."""
+"""What a workspace may set: what is offered and when. A new setting is of one of these three lists, and
+whoever adds it says which."""
 OF_THE_USER_ALONE = {
     *("program", "package", "model.name", "model.format", "draft.lookup", "draft.model"),
     *("draft.max_tokens", "engine.kind", "engine.weights", "engine.threads"),
@@ -40,15 +41,18 @@ OF_THE_USER_ALONE = {
     "daemon.metrics_port",
 }
 """Programs, models, sockets and what is loaded."""
+OF_THE_USERS_FILE_ALONE = {"remote.url", "remote.model", "remote.timeout_s", "remote.fallback"}
+"""Where code is sent. No editor has these: the server could not tell a project's settings from the user's."""
 
 
-def test_every_setting_is_of_a_workspace_or_of_the_user_alone() -> None:
+def test_every_setting_is_of_a_workspace_or_of_the_user_alone_or_of_the_users_file() -> None:
     own = set(vscode.OWN)
     of_the_server = {
         f"{section}.{key}" for section, values in Settings().model_dump().items() for key in values
     }
-    assert own | of_the_server == OF_A_WORKSPACE | OF_THE_USER_ALONE
-    assert not OF_A_WORKSPACE & OF_THE_USER_ALONE
+    lists = OF_A_WORKSPACE, OF_THE_USER_ALONE, OF_THE_USERS_FILE_ALONE
+    assert own | of_the_server == set().union(*lists)
+    assert sum(map(len, lists)) == len(own | of_the_server)
 
 
 def test_vs_code_takes_no_other_setting_from_a_workspace() -> None:
@@ -97,10 +101,59 @@ def test_a_profile_is_one_of_ours(
 @pytest.mark.parametrize("key", ["program", "command", "path", "url", "host", "library"])
 def test_what_names_programs_and_addresses_is_no_setting(key: str) -> None:
     """There is nothing to set: not even an editor can."""
-    for section in Settings.model_fields:
+    for section in set(Settings.model_fields) - set(sources.OF_THE_USER):
         _, problems = sources.resolve([("initializationOptions", {section: {key: "/evil"}})])
         assert len(problems) == 1
         assert "there is no such setting" in str(problems[0])
+
+
+EVIL = "http://192.0.2.1"
+
+
+@pytest.mark.parametrize("wrapper", [None, "completion-ls", "completionLs"])
+@pytest.mark.parametrize("source", ["initializationOptions", "workspace/didChangeConfiguration"])
+def test_no_editor_says_where_code_is_sent(source: str, wrapper: str | None) -> None:
+    for name in OF_THE_USERS_FILE_ALONE:
+        section, _, key = name.partition(".")
+        sent: object = {section: {key: EVIL}}
+        settings, problems = sources.resolve([(source, {wrapper: sent} if wrapper else sent)])
+        assert settings == Settings()
+        (problem,) = map(str, problems)
+        assert f"{name!r} in {source}" in problem and str(config_file()) in problem
+        assert f"COMPLETION_LS_REMOTE__{key.upper()}" in problem and EVIL not in problem
+    settings, (problem,) = sources.resolve([(source, {"remote": EVIL})])
+    assert settings == Settings() and "it says where your code is sent" in str(problem)
+
+
+def test_an_editor_does_not_exchange_the_users_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPLETION_LS_REMOTE__URL", "https://gpu.example.org")
+    sent = {"engine": {"kind": "remote"}, "remote": {"url": EVIL, "model": None}}
+    settings, problems = sources.resolve([("initializationOptions", sent)])
+    assert settings.engine.kind == "remote"  # that server is the user's choice
+    assert settings.remote.url == "https://gpu.example.org"
+    assert [problem.key for problem in problems] == ["remote.url"]
+
+
+def test_an_editor_turns_no_server_on_that_the_user_has_not_named() -> None:
+    settings, (problem,) = sources.resolve(
+        [("initializationOptions", {"engine": {"kind": "remote"}})]
+    )
+    assert settings == Settings()
+    assert problem.key == "engine.kind" and "COMPLETION_LS_REMOTE__URL" in str(problem)
+
+
+def test_a_profile_that_an_editor_names_brings_no_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever listens at its port may be another user."""
+    (tmp_path / "cpu.toml").touch()
+    (tmp_path / "far.toml").write_text(f'[engine]\nkind = "remote"\n[remote]\nurl = "{EVIL}"\n')
+    monkeypatch.setattr(sources, "profiles_dir", lambda: tmp_path)
+    settings, (problem,) = sources.resolve([("initializationOptions", {"profile": "far"})])
+    assert settings == Settings() and "profile far.toml" in str(problem)
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "far")
+    settings, problems = sources.resolve()
+    assert (settings.engine.kind, settings.remote.url, problems) == ("remote", EVIL, [])
 
 
 def test_a_folder_of_the_workspace_does_not_stand_in_for_a_model_of_the_hub(
