@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from completion_ls.config import api_key
 from completion_ls.lsp.channel import frame
 
 Progress = Callable[[str, int], None]
@@ -68,6 +68,7 @@ class Editor:
     async def start(self, progress: Progress = lambda text, percent: None) -> None:
         """Start the server, initialize it and open the document."""
         self._progress = progress
+        environment = api_key.environment(with_key=True)  # the daemon is started from there
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             # -P: the files of the folder it is started in are no modules of ours.
@@ -76,7 +77,7 @@ class Editor:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 26,
             # Nobody accepts anything here: that is not to be among the user's counts.
-            env={**os.environ, "COMPLETION_LS_STATE_DIR": self._state.name},
+            env=environment | {"COMPLETION_LS_STATE_DIR": self._state.name},
         )
         self._listening = asyncio.create_task(self._listen())
         capabilities = {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from completion_ls import __version__
-from completion_ls.config import log_form
+from completion_ls.config import api_key, log_form
 
 PEERS = ("llama.cpp", "transformers")
 DESCRIPTION = """\
@@ -23,6 +23,7 @@ Inline code completion (ghost text) from a model on this machine. An editor star
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status."""
+    api_key.set_aside()
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command in ("demo", "bench", "models", "status", "doctor", "init", "tune"):

@@ -37,10 +37,9 @@ PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
 MOST_OF_A_NAME = 80
-API_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"
 NO_SETTINGS = ("API_KEY", "CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
-"""Variables with our prefix that are no settings (see `paths`, `lsp/admission.py` and
-`engines/remote/keys.py`)."""
+"""Variables with our prefix that are no settings (see `paths`, `api_key` and
+`lsp/admission.py`)."""
 OF_THE_USER = ("remote",)
 """Sections that no editor sets: they say where code is sent."""
 

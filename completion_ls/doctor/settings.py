@@ -41,6 +41,7 @@ def look(notes: Notes) -> Chosen:
 
 
 def _origins(settings: Settings, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    settings = _without_secrets(settings)
     sources, _ = collect()
     wrong = {(problem.key, problem.source) for problem in problems}
     values = settings.model_dump(mode="json")
@@ -49,6 +50,15 @@ def _origins(settings: Settings, problems: list[Problem]) -> dict[str, dict[str,
         for section, keys in values.items()
         for key, value in keys.items()
     }
+
+
+def _without_secrets(settings: Settings) -> Settings:
+    """With an address that holds no name or password, and no query, for which it is no place."""
+    address, _, _ = settings.remote.url.partition("?")
+    scheme, separator, rest = address.rpartition("//")
+    host, slash, path = rest.partition("/")
+    url = f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+    return settings.model_copy(update={"remote": settings.remote.model_copy(update={"url": url})})
 
 
 def _source(sources: list[Source], section: str, key: str, wrong: set[tuple[str, str]]) -> str:

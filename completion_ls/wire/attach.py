@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from completion_ls.config import paths, private
+from completion_ls.config import api_key, paths, private
 from completion_ls.wire.connection import Connection, NoDaemon, Silent
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 
@@ -105,6 +105,7 @@ def _spawn(
             stderr=stream,
             start_new_session=True,  # it outlives the editor window that started it
             cwd=endpoint_folder,
+            env=api_key.environment(with_key=config.engine.kind == "remote"),
         )
     # Who ends while we live is not to stay as a zombie.
     threading.Thread(target=process.wait, name="reaper", daemon=True).start()
