@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,10 +20,16 @@ from completion_ls.engines.contract import Engine
 from completion_ls.engines.exl2 import checks
 from completion_ls.models import catalogue
 from completion_ls.models.errors import ModelError
-from completion_ls.models.local import LocalModel, prepare, pulled, quantisation
+from completion_ls.models.local import (
+    LocalModel,
+    prepare,
+    pulled,
+    quantisation,
+    tokenizer_folder,
+)
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.prompt.fim_probe import Surprise, best_format, fills_in
-from completion_ls.prompt.formats import fitting
+from completion_ls.prompt.formats import FIM_FORMATS, fitting
 from completion_ls.wire.endpoint import DaemonConfig
 
 _log = logging.getLogger(__name__)
@@ -38,16 +45,25 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     prompts: PromptBuilder
+    weighs: bool = True
+    """Whether the engine takes jobs whose output is given, by which lines are weighed."""
+    more_figures: Callable[[], dict[str, Any]] = dict
+    """What `status` says of this kind of engine alone."""
 
 
-def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded:
-    """Fetch, convert and load as needed. Raises exceptions whose text is for people."""
+def load(
+    config: DaemonConfig,
+    progress: Callable[[str, float], None],
+    reach: Callable[[str], None] = lambda text: None,
+) -> Loaded:
+    """Fetch, convert and load as needed. Of a server `reach` hears, from any thread, why it cannot be
+    reached, and "" when it can again. Raises exceptions whose text is for people."""
     check_kind(config)
+    if config.engine.kind == "remote":
+        return _remote(config, progress, reach)
     local = _prepared(config, config.model.name, progress)
     progress(f"Loading {local.name}", 0.0)
-    tokenizer = Tokenizer.from_file(str(local.folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer = _tokenizer(local.folder)
     ends = end_of_text_ids(local.folder)
     prompts = PromptBuilder(tokenizer, config.model.format, ends)
 
@@ -69,6 +85,41 @@ def load(config: DaemonConfig, progress: Callable[[str, float], None]) -> Loaded
         _log.warning("%s: %s", local.name, remark)
     progress(f"{local.name} is loaded{remark and '; '}{remark}", 1.0)
     return Loaded(local.name, engine, tokenizer, prompts)
+
+
+def _remote(
+    config: DaemonConfig, progress: Callable[[str, float], None], reach: Callable[[str], None]
+) -> Loaded:
+    """Of the model only its tokenizer is here. Waits for a server that cannot be reached."""
+    from completion_ls.engines.remote.engine import RemoteEngine, connect
+    from completion_ls.engines.remote.texts import MARKED, with_tokens
+
+    folder = tokenizer_folder(config.model.name, progress)
+    tokenizer = _tokenizer(folder)
+    ends = end_of_text_ids(folder)
+    progress("Asking the server", 0.0)
+    network, abilities = connect(config.remote, tokenizer, reach)
+    marks = None
+    fim = next((one for one in FIM_FORMATS if one.name == config.model.format), None)
+    if abilities.fills_in and not abilities.by_tokens and config.model.format == "auto":
+        # It knows its FIM tokens; ours only say where the texts begin.
+        fim = MARKED
+        prefix, suffix, middle = with_tokens(tokenizer, fim.needs)
+        marks = prefix, suffix, middle
+    elif fim and not abilities.by_tokens:
+        with_tokens(tokenizer, fim.control)
+    prompts = PromptBuilder(tokenizer, fim.name if fim else config.model.format, ends)
+    engine = RemoteEngine(network, abilities, tokenizer, marks)
+    name = engine.abilities.model or config.model.name
+    progress(f"{name} is ready at {engine.server_name}", 1.0)
+    return Loaded(name, engine, tokenizer, prompts, weighs=False, more_figures=engine.figures)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def check_kind(config: DaemonConfig) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from completion_ls.config import log_form
 from completion_ls.daemon.aside import Aside
@@ -25,8 +25,18 @@ from completion_ls.daemon.repository import repository_of
 from completion_ls.daemon.statistics import Served, Statistics, of_engine
 from completion_ls.daemon.weighing import Weighing, weigh
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling
+from completion_ls.engines.remote.errors import ServerError
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Chunk, Complete, Done, Error, Loading, Message, Ready
+from completion_ls.wire.messages import (
+    Chunk,
+    Complete,
+    Done,
+    Error,
+    Loading,
+    Message,
+    Reach,
+    Ready,
+)
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +193,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Load, then serve."""
         try:
-            loaded = load(self._config, self._loading)
+            loaded = load(self._config, self._loading, self._reached)
         except Exception as error:
             text = _sentence(error)
             log.error("cannot load: %s", text, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -213,11 +223,7 @@ class Worker(threading.Thread):
                 events = loaded.engine.step()
             except JobFailed as failure:
                 self._account(loaded, [], time.perf_counter() - began)
-                log.error("job failed:\n%s", log_form.described(failure.cause))
-                if self._aside.owns(failure.job_id):
-                    self._aside.drop(failure.job_id)
-                else:
-                    self._fail(failure.job_id, _failed(failure.cause))
+                self._job_failed(failure)
                 continue
             self._account(loaded, events, time.perf_counter() - began)
             for event in events:
@@ -241,6 +247,9 @@ class Worker(threading.Thread):
     def _loading(self, text: str, fraction: float) -> None:
         self._send(None, Loading(text=text, fraction=min(1.0, max(0.0, fraction))))
 
+    def _reached(self, trouble: str) -> None:
+        self._send(None, Reach(ok=not trouble, text=trouble))
+
     def _add(self, loaded: Loaded, peer: Hashable, request: Complete, arrived: float) -> None:
         if (peer, request.id) in self._by_name:
             again = f"The id {request.id} is that of a job that is still running."
@@ -249,6 +258,9 @@ class Worker(threading.Thread):
         weighing = None
         self._note_user(loaded, peer, Lane[request.lane.upper()], arrived)
         try:
+            if request.ways and not loaded.weighs:
+                self._send(peer, _nothing(request))
+                return
             if request.ways:
                 budget = _budget(loaded, request)
                 weighing = weigh(
@@ -349,10 +361,21 @@ class Worker(threading.Thread):
         del self._by_name[job.peer, job.request.id]
         return job
 
-    def _fail(self, id: int, text: str) -> None:
+    def _job_failed(self, failure: JobFailed) -> None:
+        is_server = isinstance(failure.cause, ServerError)
+        if not is_server:  # of which the engine has written its sentence
+            log.error("job failed:\n%s", log_form.described(failure.cause))
+        if self._aside.owns(failure.job_id):
+            self._aside.drop(failure.job_id)
+        elif is_server:
+            self._fail(failure.job_id, str(failure.cause), "server")
+        else:
+            self._fail(failure.job_id, _failed(failure.cause))
+
+    def _fail(self, id: int, text: str, code: Literal["job", "server"] = "job") -> None:
         job = self._forget(id)
         self.statistics.failed += 1
-        self._send(job.peer, Error(id=job.request.id, code="job", text=text))
+        self._send(job.peer, Error(id=job.request.id, code=code, text=text))
 
     def _account(self, loaded: Loaded, events: list[Event], seconds: float) -> None:
         """Count what a step took, for the jobs that it was done for."""
@@ -464,6 +487,7 @@ class Worker(threading.Thread):
             **of_engine(loaded.engine.stats(), self._config.draft),
             **self.statistics.figures(),
             **self._aside.figures(),
+            **loaded.more_figures(),
         }
 
 
@@ -509,6 +533,8 @@ def _budget(loaded: Loaded, request: Complete) -> int:
 
 
 def _broken(error: Exception) -> str:
+    if isinstance(error, ServerError):
+        return str(error)
     if _is_out_of_memory(error):
         return _NO_MEMORY
     return (

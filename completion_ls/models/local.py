@@ -29,6 +29,7 @@ __all__ = [
     "quantisation",
     "ready",
     "to_fetch",
+    "tokenizer_folder",
 ]
 
 FETCH_SHARE = 0.6
@@ -76,6 +77,11 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
     if repository := _on_hub(name):
         return _from_hub(name, repository)
     raise _unknown(name)
+
+
+def tokenizer_folder(name: str, progress: Progress = silent) -> Path:
+    """The folder with the tokenizer.json of a model whose weights are elsewhere. Raises ModelError."""
+    return prepare(name, progress=progress).folder
 
 
 def ready(name: str, progress: Progress = silent) -> LocalModel | None:

@@ -18,3 +18,7 @@ class ServerError(Exception):
         self.may_retry = may_retry
         self.lasts = lasts
         self.after_s = after_s
+
+
+class Refused(ServerError):
+    """The server does not take a request as it is (a field, a value); others it may take."""

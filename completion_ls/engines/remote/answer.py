@@ -1,0 +1,436 @@
+"""One job's answer: what the server is asked for it, one request after the other, and the events that come
+of it.
+
+Mostly it is one request. A word that is covered may need another one first (covering.py), and so may one
+that is healed (healing.py); what was asked for the word is gone on with where it has gone the right way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from completion_ls.decode.covering import Covered
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import Event, Finish, Job, Lane
+from completion_ls.engines.jobs import RunningJob
+from completion_ls.engines.remote.abilities import Abilities
+from completion_ls.engines.remote.ask import Ask, End, News, Part, Read, Server
+from completion_ls.engines.remote.breaker import Breaker
+from completion_ls.engines.remote.covering import MORE, TOP, Places, Told, Unknown, WordChoice
+from completion_ls.engines.remote.errors import ServerError
+from completion_ls.engines.remote.healing import Healed, Healing
+from completion_ls.engines.remote.slots import Held, Slots
+from completion_ls.engines.remote.texts import Texts
+
+TAKEN = 64
+"""So many tokens less than there should be in a slot are no mistake: somebody else has used it."""
+
+
+class NoRoom(Exception):
+    """Work ahead of the user would cost what is being typed."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was asked of the server, in all."""
+
+    requests: int = 0
+    passes: int = 0
+    words: int = 0
+    """Unfinished words that were covered, ..."""
+    words_guessed: int = 0
+    """... of which a local engine might have chosen otherwise, for all that the server has told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the answers of an engine share."""
+
+    server: Server
+    abilities: Abilities
+    vocabulary: Vocabulary
+    size: int
+    """Tokens of the vocabulary."""
+    texts: Texts
+    places: Places
+    slots: Slots | None
+    breaker: Breaker
+    figures: Figures
+    session: Callable[[str], str]
+    """What to call a document's requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A token of an answer, or what of our tokens a part of a text is read as."""
+
+    text: bytes
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: Mapping[int, float] | Mapping[str, float] | None
+
+
+class _Stream:
+    """An answer that is being read."""
+
+    def __init__(self, before: tuple[int, ...], news: AsyncGenerator[_Item | End, None]) -> None:
+        """`before` are the tokens that it stands behind."""
+        self.before = before
+        self.finish: Finish | None = None
+        self.read: list[_Item] = []
+        self._news = news
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What has come."""
+        return tuple(token for item in self.read for token in item.tokens)
+
+    async def next(self) -> _Item | None:
+        """What comes next; None at the end. Raises ServerError."""
+        if self.finish is not None:
+            return None
+        item = await anext(self._news)
+        if isinstance(item, End):
+            self.finish = item.finish
+            return None
+        self.read.append(item)
+        return item
+
+    async def close(self) -> None:
+        """Nobody wants the rest."""
+        await self._news.aclose()
+
+
+class Answer:
+    """The answer of one job, on the network's event loop."""
+
+    _ended = False
+
+    def __init__(self, running: RunningJob, desk: Desk, emit: Callable[[Event], None]) -> None:
+        """`running` may have output already, of an answer that had to give way."""
+        self._running = running
+        self._job: Job = running.job
+        self._desk = desk
+        self._emit = emit
+        self._counted = running.begun
+        self._base = running.job.prompt[: running.base]
+        self._stops = desk.texts.control(sorted(running.job.stop_token_ids))
+
+    async def run(self) -> None:
+        """Raises ServerError, and NoRoom where nothing was asked."""
+        stream = None
+        try:
+            if self._job.unfinished and not self._running.output:
+                if self._desk.abilities.covers_exactly:
+                    stream = await self._cover()
+                else:
+                    stream = await self._heal()
+            if not self._ended:
+                await self._go_on(stream)
+        finally:
+            if stream is not None:
+                await stream.close()
+
+    # the unfinished word
+
+    async def _cover(self) -> _Stream | None:
+        """Choose the word's tokens; returns the answer that goes on behind them, if there is one."""
+        choice = WordChoice(self._job, self._desk.places, self._desk.vocabulary, self._desk.size)
+        stream: _Stream | None = None
+        try:
+            while True:
+                try:
+                    found = choice.choose()
+                    break
+                except Unknown as unknown:
+                    stream = await self._learn(choice, unknown, stream)
+            self._desk.figures.words += 1
+            self._desk.figures.words_guessed += not choice.is_exact
+            self._tell_word(found)
+            if stream is None or self._ended:
+                return stream
+            while len(stream.tokens) < len(found.tokens) and _agree(stream.tokens, found.tokens):
+                if await self._next_told(stream) is None:
+                    break
+            if _agree(found.tokens, stream.tokens):
+                return stream
+        except BaseException:
+            if stream is not None:
+                await stream.close()
+            raise
+        await stream.close()
+        return None
+
+    async def _learn(
+        self, choice: WordChoice, unknown: Unknown, stream: _Stream | None
+    ) -> _Stream | None:
+        """Ask for what the choice depends on; returns the answer that may be gone on with."""
+        most = min(self._desk.abilities.logprobs, MORE)
+        for branch in unknown.branches:
+            place = (*choice.before, *branch)
+            if stream and not unknown.more and _agree(stream.tokens, branch):
+                # It is on this way itself.
+                while len(stream.tokens) < len(branch) + 1 and _agree(stream.tokens, branch):
+                    if await self._next_told(stream) is None:
+                        break
+                if self._desk.places.get(place):
+                    continue
+            is_root = not branch and stream is None and not unknown.more
+            if is_root and self._job.sampling.temperature == 0 and not self._running.banned:
+                # The most probable token begins with the word, more often than not.
+                stream = self._open(place, self._job.max_new_tokens, min(TOP, most))
+                await self._next_told(stream)
+                if self._desk.places.get(place):
+                    continue
+            if stream is not None and self._desk.slots is not None:
+                # In a slot, the next request would wait for its end.
+                await stream.close()
+                stream = None
+            one = self._open(place, 1, most if unknown.more else min(TOP, most))
+            try:
+                await self._next_told(one)
+            finally:
+                await one.close()
+            if not self._desk.places.get(place):
+                raise ServerError(
+                    "The server tells no probabilities any more; look at its settings."
+                )
+        return stream
+
+    async def _next_told(self, stream: _Stream) -> _Item | None:
+        """The next token, and what it tells of its place."""
+        place = (*stream.before, *stream.tokens)
+        item = await stream.next()
+        if item and item.top and len(item.tokens) == 1:
+            most = min(self._desk.abilities.logprobs, MORE)
+            top = {int(token): value for token, value in item.top.items()}
+            self._desk.places.put(place, Told(top, is_all=len(top) >= most))
+        return item
+
+    def _tell_word(self, found: Covered) -> None:
+        kept = self._running.kept(found)
+        self._running.output += kept
+        event = self._running.covered(found, kept)
+        self._ended = event.finish is not None
+        self._emit(event)
+
+    async def _heal(self) -> _Stream | None:
+        """As `_cover`, by texts."""
+        word, desk = self._job.unfinished, self._desk
+        assert word is not None
+        half = b"" if desk.abilities.by_tokens else desk.texts.render(self._base).half
+        healing = Healing(half + word.text)
+        stream = self._open(self._base, self._job.max_new_tokens, TOP)
+        state = Healed.OPEN
+        try:
+            while state is Healed.OPEN:
+                item = await stream.next()
+                state = healing.add(item.text) if item else Healed.NO
+        except BaseException:
+            await stream.close()
+            raise
+        if state is Healed.YES:
+            text = bytes(healing.come[len(half) :]).decode(errors="ignore")
+            tokens = stream.tokens if desk.abilities.by_tokens else desk.vocabulary.read(text)
+            logprobs = [sum(item.logprobs) for item in stream.read]
+            typed = sum(logprobs[:-1]) + _typed_logprob(stream.read, healing.typed)
+            self._tell_word(_spread(tokens, sum(logprobs), min(0.0, typed)))
+            return stream
+        await stream.close()
+        tokens = desk.vocabulary.read(word.text.decode(errors="ignore"))
+        self._tell_word(_spread(tokens, 0.0, 0.0))
+        return None
+
+    # what follows
+
+    async def _go_on(self, stream: _Stream | None) -> None:
+        running, job = self._running, self._job
+        while not self._ended:
+            left = job.max_new_tokens - running.produced
+            if running.banned:
+                left = min(left, job.min_new_tokens - running.produced)
+            if stream is None:
+                stream = self._open((*self._base, *running.output), left, 1)
+            before = running.produced
+            try:
+                while not self._ended and (item := await stream.next()):
+                    self._tell(item)
+            finally:
+                await stream.close()
+            finish, stream = stream.finish, None
+            if self._ended:
+                return
+            by_tokens = self._desk.abilities.by_tokens
+            if finish is Finish.STOP or not by_tokens or running.produced == before:
+                self._end(finish or Finish.STOP)
+
+    def _tell(self, item: _Item) -> None:
+        """Emit what has come, as far as it was asked for and up to what ends it."""
+        running, stops = self._running, self._job.stop_token_ids
+        room = self._job.max_new_tokens - running.produced
+        tokens, logprobs = item.tokens[:room], item.logprobs[:room]
+        for number, token in enumerate(tokens):
+            if token in stops:
+                running.output += tokens[:number]
+                self._emit_event(
+                    tokens[:number],
+                    logprobs[:number],
+                    Finish.STOP,
+                    logprobs[number] if self._desk.abilities.logprobs else None,
+                )
+                return
+        if not self._desk.abilities.by_tokens and (end := self._control_at(item.text)) is not None:
+            tokens = self._desk.vocabulary.read(item.text[:end].decode(errors="ignore"))
+            logprobs = _first_has_all(tokens, sum(item.logprobs))
+            running.output += tokens
+            self._emit_event(tokens, logprobs, Finish.STOP)
+            return
+        running.output += tokens
+        self._emit_event(tokens, logprobs, running.full)
+
+    def _control_at(self, text: bytes) -> int | None:
+        """Where the name of a token that ends an answer stands in a text; None where there is none."""
+        places = [text.find(stop.encode()) for stop in self._stops]
+        return min((place for place in places if place >= 0), default=None)
+
+    def _end(self, finish: Finish) -> None:
+        self._emit_event((), (), finish)
+
+    def _emit_event(
+        self,
+        tokens: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        finish: Finish | None,
+        stop_logprob: float | None = None,
+    ) -> None:
+        self._ended = finish is not None
+        self._emit(self._running.event(tokens, logprobs, finish, stop_logprob))
+
+    # requests
+
+    def _open(self, before: tuple[int, ...], most_tokens: int, top: int) -> _Stream:
+        return _Stream(before, self._items(before, most_tokens, top))
+
+    async def _items(
+        self, before: tuple[int, ...], most_tokens: int, top: int
+    ) -> AsyncGenerator[_Item | End, None]:
+        desk, job = self._desk, self._job
+        by_tokens = desk.abilities.by_tokens
+        prompt = before if by_tokens else desk.texts.render(before).prompt
+        key: Held = before if by_tokens else tuple(map(ord, str(prompt)))
+        slot = await self._slot(key)
+        ask = Ask(
+            prompt,
+            most_tokens,
+            job.sampling,
+            top if desk.abilities.logprobs else 0,
+            job.stop_token_ids,
+            self._running.banned,
+            slot,
+            desk.session(job.document),
+            job.fresh,
+        )
+        expected = desk.slots.expected(slot, key) if desk.slots and slot is not None else 0
+        if desk.slots and slot is not None:
+            desk.slots.put(slot, self._owner, key)
+        come: list[int] = []
+        async with aclosing(self._news(ask)) as news:
+            async for one in news:
+                match one:
+                    case Read(reused=reused):
+                        self._count(one)
+                        taken = by_tokens and reused + TAKEN < expected
+                        if desk.slots and slot is not None and taken:
+                            desk.slots.was_taken(slot)
+                            slot = None
+                    case Part():
+                        for item in self._of(one):
+                            come += item.tokens
+                            if desk.slots and slot is not None and by_tokens:
+                                desk.slots.put(slot, self._owner, (*before, *come[:-1]))
+                            yield item
+                    case End():
+                        yield one
+
+    async def _news(self, ask: Ask) -> AsyncGenerator[News, None]:
+        """What the server says; the breaker and the figures hear of it."""
+        desk = self._desk
+        desk.breaker.check()
+        desk.figures.requests += 1
+        try:
+            async with aclosing(desk.server.stream(ask)) as news:
+                async for one in news:
+                    if isinstance(one, Part):
+                        desk.figures.passes += 1
+                        if not self._counted and not desk.abilities.counts_reuse:
+                            self._count(Read(len(self._job.prompt), 0))
+                    yield one
+        except ServerError as error:
+            desk.breaker.failed(error)
+            raise
+        desk.breaker.succeeded()
+
+    def _of(self, part: Part) -> list[_Item]:
+        vocabulary = self._desk.vocabulary
+        if part.tokens and self._desk.abilities.by_tokens:
+            logprobs = part.logprobs or (0.0,) * len(part.tokens)
+            tops = part.tops or (None,) * len(part.tokens)
+            return [
+                _Item(vocabulary.bytes_of(token), (token,), (logprob,), top)
+                for token, logprob, top in zip(part.tokens, logprobs, tops, strict=True)
+            ]
+        tokens = vocabulary.read(part.text)
+        top = part.tops[0] if len(part.tops) == 1 else None
+        logprobs = _first_has_all(tokens, sum(part.logprobs))
+        return [_Item(part.text.encode(), tokens, logprobs, top)] if part.text else []
+
+    def _count(self, read: Read) -> None:
+        if not self._counted:
+            self._running.reused += read.reused
+            self._counted = True
+        self._running.computed += read.computed
+
+    @property
+    def _owner(self) -> str:
+        return "" if self._running.lane is Lane.BACKGROUND else self._job.document
+
+    async def _slot(self, key: Held) -> int | None:
+        slots = self._desk.slots
+        if slots is None or self._job.fresh:
+            return None
+        if self._running.lane is Lane.BACKGROUND:
+            if (slot := slots.ahead(key)) is None:
+                raise NoRoom
+            return slot
+        if (slot := slots.of(self._job.document, key)) is not None:
+            return slot
+        return slots.another(await self._desk.server.idle_slots())
+
+
+def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether one of them begins with the other."""
+    return tokens[: len(others)] == others[: len(tokens)]
+
+
+def _first_has_all(tokens: tuple[int, ...], logprob: float) -> tuple[float, ...]:
+    return (logprob, *[0.0] * (len(tokens) - 1)) if tokens else ()
+
+
+def _spread(tokens: tuple[int, ...], logprob: float, typed_logprob: float) -> Covered:
+    return Covered(tokens, _first_has_all(tokens, logprob), typed_logprob)
+
+
+def _typed_logprob(read: list[_Item], typed: bytes) -> float:
+    """How probable the last item made what was typed, by all ways that the server told of; where it told
+    of one only, as probable as that."""
+    last = read[-1]
+    rest = typed[sum(len(item.text) for item in read[:-1]) :].decode(errors="ignore")
+    agree = [
+        math.exp(value)
+        for text, value in (last.top or {}).items()
+        if isinstance(text, str) and text.startswith(rest)
+    ]
+    return math.log(min(1.0, sum(agree))) if agree else sum(last.logprobs)

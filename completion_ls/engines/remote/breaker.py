@@ -1,0 +1,77 @@
+"""Whether a server is asked at all: after some failures it is left alone, and tried again now and then.
+
+A key is then answered at once with "no", instead of after a timeout; the user hears of it once, and once
+more is nobody's wish. The trial is a small completion, since a server may be there and fail all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from completion_ls.engines.remote.errors import ServerError
+
+log = logging.getLogger(__name__)
+
+FAILURES = 3
+"""So many in a row are no accident."""
+FIRST_PAUSE_S = 2.0
+LAST_PAUSE_S = 30.0
+
+
+class Breaker:
+    """The state of one server, on one event loop."""
+
+    def __init__(self, tell: Callable[[str], None], trial: Callable[[], Awaitable[None]]) -> None:
+        """`tell` hears why the server is not asked any more, and "" when it is again. `trial` raises
+        ServerError where it still fails."""
+        self._tell = tell
+        self._trial = trial
+        self._failures = 0
+        self._trouble: ServerError | None = None
+        self._trying: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the server is not asked; empty where it is."""
+        return str(self._trouble or "")
+
+    def check(self) -> None:
+        """Raise the ServerError for which the server is not asked."""
+        if self._trouble:
+            raise ServerError(str(self._trouble))
+
+    def succeeded(self) -> None:
+        """It has answered."""
+        self._failures = 0
+
+    def failed(self, error: ServerError) -> None:
+        """A request has failed, after all tries."""
+        self._failures += 1
+        log.warning("%s", error)
+        if self._trouble or not (error.lasts or self._failures >= FAILURES):
+            return
+        self._trouble = error
+        self._tell(str(error))
+        self._trying = asyncio.create_task(self._try_again())
+
+    def close(self) -> None:
+        """Try no more."""
+        if self._trying:
+            self._trying.cancel()
+
+    async def _try_again(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(2 * pause, LAST_PAUSE_S)
+            try:
+                await self._trial()
+            except ServerError as error:
+                log.info("still: %s", error)
+                continue
+            self._failures, self._trouble, self._trying = 0, None, None
+            self._tell("")
+            return

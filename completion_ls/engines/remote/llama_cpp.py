@@ -1,0 +1,123 @@
+"""llama.cpp's server, by its own `/completion` and `/infill` (tools/server/README.md of llama.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import Finish
+from completion_ls.engines.remote.ask import Ask, End, Gap, News, Part, Read
+from completion_ls.engines.remote.errors import ServerError
+from completion_ls.engines.remote.http import Client, Json
+
+SEEDS = (1 << 32) - 1
+"""As many as there are: the next number would be chance."""
+
+
+class LlamaCpp:
+    """A `Server`."""
+
+    def __init__(self, client: Client, vocabulary: Vocabulary) -> None:
+        self._client = client
+        self._vocabulary = vocabulary
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[News, None]:
+        """See `Server`."""
+        path = "/infill" if isinstance(ask.prompt, Gap) else "/completion"
+        counted: Read | None = None
+        async with aclosing(self._client.events(path, self._body(ask), {})) as events:
+            async for event in events:
+                try:
+                    if (read := _read(event)) and read != counted:
+                        counted = read
+                        yield read
+                    if (part := _part(event)) is not None:
+                        yield self._whole(part)
+                    if event.get("stop"):
+                        yield End(_finish(event))
+                        return
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise ServerError(
+                        f"The server {self._client.name} answered in another shape than llama.cpp's."
+                    ) from error
+        raise ServerError(f"The server {self._client.name} broke off its answer.")
+
+    async def idle_slots(self) -> list[int]:
+        """See `Server`."""
+        found = await self._client.get("/slots")
+        try:
+            return [int(slot["id"]) for slot in found or () if not slot["is_processing"]]
+        except (KeyError, TypeError, ValueError):
+            return []
+
+    def _whole(self, part: Part) -> Part:
+        """Of a character that takes several tokens it streams the whole text and the last one's id: then
+        the tokens are read from the text, and nobody knows how probable the first ones were."""
+        text = part.text.encode()
+        if not part.tokens or text == b"".join(map(self._vocabulary.bytes_of, part.tokens)):
+            return part
+        tokens = self._vocabulary.read(part.text)
+        logprobs = (*([0.0] * (len(tokens) - 1)), sum(part.logprobs)) if part.logprobs else ()
+        return Part(part.text, tokens, logprobs[: len(tokens)])
+
+    def _body(self, ask: Ask) -> Json:
+        sampling = ask.sampling
+        body: Json = {
+            "n_predict": ask.most_tokens,
+            "stream": True,
+            "cache_prompt": not ask.fresh,
+            "return_tokens": True,
+            "timings_per_token": True,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed % SEEDS,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,
+            # Ours and no others, in the order that the contract has.
+            "samplers": ["temperature", "top_k", "top_p"],
+        }
+        if isinstance(ask.prompt, Gap):
+            gap = ask.prompt
+            body |= {"input_prefix": gap.before, "input_suffix": gap.after, "prompt": gap.typed}
+        else:
+            body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
+        if ask.top:
+            body["n_probs"] = ask.top
+        if ask.banned:
+            body["logit_bias"] = [[token, False] for token in sorted(ask.banned)]
+        if ask.slot is not None:
+            body["id_slot"] = ask.slot
+        return body
+
+
+def _part(event: Json) -> Part | None:
+    told = event.get("completion_probabilities") or []
+    tokens = tuple(int(token) for token in event.get("tokens") or [])
+    text = str(event.get("content") or "")
+    if event.get("stop") or not (tokens or text):  # the last event has nothing new
+        return None
+    if len(told) != len(tokens):
+        told = []
+    return Part(
+        text,
+        tokens,
+        tuple(float(one["logprob"]) for one in told),
+        tuple(_top(one) for one in told),
+    )
+
+
+def _top(told: Mapping[str, Any]) -> dict[int, float]:
+    return {int(one["id"]): float(one["logprob"]) for one in told["top_logprobs"]}
+
+
+def _read(event: Json) -> Read | None:
+    timings = event.get("timings")
+    if not timings:
+        return None
+    return Read(int(timings["prompt_n"]), int(timings.get("cache_n", 0)))
+
+
+def _finish(event: Json) -> Finish:
+    return Finish.LENGTH if event.get("stop_type") == "limit" else Finish.STOP

@@ -1,0 +1,233 @@
+"""What a server can do: it is tried, with a text of our own, since neither name nor version say so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from completion_ls.config.settings import RemoteSettings
+from completion_ls.decode.vocabulary import inner_tokenizer
+from completion_ls.engines.remote import keys, openai
+from completion_ls.engines.remote.abilities import Abilities
+from completion_ls.engines.remote.covering import MORE
+from completion_ls.engines.remote.errors import Refused, ServerError
+from completion_ls.engines.remote.http import Client, Json
+
+TEXT = """\
+from pathlib import Path
+
+
+def größe(folder: Path, *, limit_kb: int = 1_024) -> dict[str, float]:
+    \"\"\"Sizes of files – in KiB – that are larger than the limit.\"\"\"
+\tfound = {}
+    for file in sorted(folder.rglob("*.py")):
+        if (size := file.stat().st_size / 1024) > limit_kb:
+            found[file.name] = round(size, 2)  # naïve 漢字 🙂
+    return found
+"""
+"""Of all kinds of characters, and long enough that servers which keep prompts in blocks keep some of it."""
+BELOW = "\nprint(größe(Path('.'), limit_kb=3))\n"
+LOGPROBS = (MORE, 20, 5, 1)
+"""Numbers of probabilities that are tried, the most first."""
+
+
+def client_of(settings: RemoteSettings) -> Client:
+    """A client with the user's key. Raises ServerError where address and key are not to be used."""
+    key = keys.api_key(settings.url)
+    keys.check(settings.url, key)
+    return Client(settings.url, key, settings.timeout_s)
+
+
+def look(settings: RemoteSettings, tokenizer: Tokenizer) -> Abilities:
+    """Try what the server can do; `tokenizer` is ours. Raises ServerError."""
+
+    async def looked() -> Abilities:
+        client = client_of(settings)
+        try:
+            return await probe(client, settings.model, tokenizer)
+        finally:
+            await client.close()
+
+    return asyncio.run(looked())
+
+
+async def probe(client: Client, model: str, tokenizer: Tokenizer) -> Abilities:
+    """Try it with a client; `model` is what the server calls the model, empty for the one it has. Raises
+    ServerError."""
+    ours = inner_tokenizer(tokenizer).encode(TEXT, add_special_tokens=False).ids
+    try:
+        props = await client.get("/props")
+        if isinstance(props, dict) and "default_generation_settings" in props:
+            return await _llama_cpp(client, props, ours)
+        return await _openai(client, model, ours)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ServerError(
+            f"The server {client.name} answers as none that we know; check remote.url.", lasts=True
+        ) from error
+
+
+async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilities:
+    told = await client.post("/tokenize", {"content": TEXT, "add_special": False})
+    same = _same(ours, (told or {}).get("tokens"))
+    asked = {"prompt": list(ours) if same else TEXT, "n_predict": 1, "temperature": 0}
+    await client.post("/completion", asked)
+    timings = (await client.post("/completion", asked))["timings"]
+    infill = {"input_prefix": "def add(", "input_suffix": "return a + b", "n_predict": 1}
+    return Abilities(
+        dialect="llama.cpp",
+        software="llama.cpp",
+        model=str(props.get("model_alias") or props.get("model_path") or ""),
+        max_context=int(props["default_generation_settings"]["n_ctx"]),
+        slots=int(props["total_slots"]),
+        same_tokens=same,
+        token_prompts=True,
+        token_ids=True,
+        logprobs=MORE,
+        counts_reuse=True,
+        reuses=int(timings.get("cache_n", 0)) > 0,
+        fills_in="infill" if await _takes(client, "/infill", infill) else "",
+    )
+
+
+async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities:
+    listed = await client.get("/v1/models")
+    if listed is None:
+        raise ServerError(
+            f"The server {client.name} has no /v1/models, so it is none that we know; check remote.url.",
+            lasts=True,
+        )
+    entries = [one for one in listed["data"] if not wanted or one["id"] == wanted]
+    if not entries:
+        raise ServerError(
+            f"The server {client.name} has no model {wanted or 'at all'!r}; it has "
+            f"{', '.join(str(one['id']) for one in listed['data'][:5]) or 'none'}. Name one in remote.model.",
+            lasts=True,
+        )
+    entry = entries[0]
+    model = str(entry["id"])
+    asked: Json = {"model": model, "prompt": TEXT, "max_tokens": 1, "temperature": 0}
+    plain = await _completion(client, asked)
+    same = _same(ours, await _theirs(client, model))
+    by_ids = asked | {"prompt": list(ours)}
+    token_prompts = bool(same) and await _takes(client, openai.PATH, by_ids)
+    again = by_ids if token_prompts else asked
+    logprobs = await _logprobs(client, asked)
+    await _completion(client, again)
+    repeated = openai.read_of(await _completion(client, again))
+    return Abilities(
+        dialect="openai",
+        software=await _software(client, str(entry.get("owned_by") or "")),
+        model=model,
+        max_context=await _max_context(client, entry),
+        slots=None,
+        same_tokens=same,
+        token_prompts=token_prompts,
+        token_ids=bool(logprobs) and await _tells_ids(client, asked),
+        logprobs=logprobs,
+        counts_reuse=repeated is not None,
+        reuses=repeated.reused > 0 if repeated else None,
+        fills_in="suffix" if await _reads_suffix(client, asked, plain) else "",
+    )
+
+
+async def _completion(client: Client, body: Json) -> Json:
+    answer = await client.post(openai.PATH, body)
+    if answer is None:
+        raise ServerError(
+            f"The server {client.name} has no {openai.PATH}, which is needed; one that knows only "
+            "chats cannot complete code.",
+            lasts=True,
+        )
+    answer["choices"][0]["text"]  # of this shape
+    found: Json = answer
+    return found
+
+
+async def _takes(client: Client, path: str, body: Json) -> bool:
+    try:
+        return await client.post(path, body) is not None
+    except Refused:
+        return False
+
+
+async def _logprobs(client: Client, asked: Json) -> int:
+    """How many probabilities it tells for a token."""
+    for number in LOGPROBS:
+        try:
+            answer = await _completion(client, asked | {"logprobs": number})
+        except Refused:
+            continue
+        part = openai.part_of(answer["choices"][0])
+        return min(number, len(part.tops[0])) if part and part.tops else 0
+    return 0
+
+
+async def _tells_ids(client: Client, asked: Json) -> bool:
+    try:
+        body = asked | {"logprobs": 1, "return_tokens_as_token_ids": True}
+        part = openai.part_of((await _completion(client, body))["choices"][0])
+    except Refused:
+        return False
+    return part is not None and bool(part.tokens)
+
+
+async def _reads_suffix(client: Client, asked: Json, plain: Json) -> bool:
+    """Some refuse a suffix, and some take it and do not read it."""
+    try:
+        answer = await _completion(client, asked | {"suffix": BELOW})
+    except Refused:
+        return False
+    count, without = (_prompt_tokens(one) for one in (answer, plain))
+    return count is not None and without is not None and count > without
+
+
+def _prompt_tokens(answer: Json) -> int | None:
+    found = (answer.get("usage") or {}).get("prompt_tokens")
+    return None if found is None else int(found)
+
+
+async def _theirs(client: Client, model: str) -> Any:
+    """What its tokenizer makes of the text; None where it cannot be asked."""
+    ways: tuple[tuple[str, Json], ...] = (
+        ("/tokenize", {"model": model, "prompt": TEXT, "add_special_tokens": False}),
+        ("/v1/token/encode", {"text": TEXT, "add_bos_token": False}),
+        ("/tokenize", {"content": TEXT, "add_special": False}),
+    )
+    for path, body in ways:
+        try:
+            answer = await client.post(path, body)
+        except Refused:
+            continue
+        if isinstance(answer, dict) and isinstance(answer.get("tokens"), list):
+            return answer["tokens"]
+    return None
+
+
+def _same(ours: Sequence[int], theirs: Any) -> bool | None:
+    """Whether these are the same tokens, but for one that is put in front of a text."""
+    if not isinstance(theirs, list):
+        return None
+    ids = [one.get("id") if isinstance(one, dict) else one for one in theirs]
+    return ids in (list(ours), [*ids[:1], *ours])
+
+
+async def _software(client: Client, owner: str) -> str:
+    try:
+        told = await client.get("/version")
+    except ServerError:
+        told = None
+    version = told.get("version") if isinstance(told, dict) else None
+    if version:
+        return f"vLLM {version}"
+    return {"tabbyAPI": "TabbyAPI", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(owner, owner)
+
+
+async def _max_context(client: Client, entry: Json) -> int | None:
+    found = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+    if not found:
+        told = await client.get("/v1/model")
+        found = ((told or {}).get("parameters") or {}).get("max_seq_len")
+    return int(found) if found else None
