@@ -187,11 +187,18 @@ def threads_of(settings: Settings) -> int:
 
 @asynccontextmanager
 async def serving(
-    gguf: Path, *, context: int, threads: int, speculation: str = "", prompt_cache: bool = True
+    gguf: Path,
+    *,
+    context: int,
+    threads: int,
+    slots: int = 1,
+    speculation: str = "",
+    prompt_cache: bool = True,
 ) -> AsyncIterator[Server]:
-    """A server as long as this lasts. `speculation` is one of `SPECULATIONS`, or none; without the
-    prompt cache it keeps nothing of earlier prompts in memory. Raises PeerError."""
-    options = ["--context", str(context), "--threads", str(threads)]
+    """A server as long as this lasts. The `context` is that of all `slots` together. `speculation` is one
+    of `SPECULATIONS`, or none; without the prompt cache it keeps nothing of earlier prompts in memory.
+    Raises PeerError."""
+    options = ["--context", str(context), "--threads", str(threads), "--slots", str(slots)]
     if speculation:
         options += ["--speculation", speculation]
     if not prompt_cache:
@@ -222,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("gguf")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--speculation", choices=SPECULATIONS)
     parser.add_argument("--no-prompt-cache", action="store_true")
     options = parser.parse_args(arguments)
@@ -231,9 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = xllamacpp.CommonParams()
     wanted.model.path = options.gguf
     wanted.n_ctx = options.context
-    wanted.n_parallel = 1
+    wanted.n_parallel = options.slots
     wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = options.threads
-    wanted.port = 0
+    wanted.port = options.port
     wanted.verbosity = 0
     if options.no_prompt_cache:
         wanted.cache_ram_mib = 0

@@ -20,7 +20,7 @@ def drain(engine: Engine, limit: int = 5000) -> Iterator[Event]:
     """Step until nothing is left to do."""
     for _ in range(limit):
         events = engine.step()
-        if not events:
+        if not events and not engine.stats().jobs_active:
             return
         yield from events
     raise AssertionError(f"still busy after {limit} steps")

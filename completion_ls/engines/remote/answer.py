@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass, replace
 
 from completion_ls.decode.covering import Covered
 from completion_ls.decode.vocabulary import Vocabulary
@@ -189,16 +189,28 @@ class Answer:
                 # In a slot, the next request would wait for its end.
                 await stream.close()
                 stream = None
-            one = self._open(place, 1, most if unknown.more else min(TOP, most))
-            try:
-                await self._next_told(one)
-            finally:
-                await one.close()
-            if not self._desk.places.get(place):
-                raise ServerError(
-                    "The server tells no probabilities any more; look at its settings."
-                )
+            await self._look(place, most if unknown.more else min(TOP, most))
         return stream
+
+    async def _look(self, place: tuple[int, ...], number: int) -> None:
+        """Ask for what may stand at a place."""
+        desk = self._desk
+        ask, slot = await self._ask(place, 1, number)
+        if desk.slots and slot is not None:
+            desk.slots.put(slot, self._owner, place)
+        desk.breaker.check()
+        desk.figures.requests += 1
+        try:
+            with self._using(slot):
+                found = await desk.server.look(ask)
+        except ServerError as error:
+            desk.breaker.failed(error)
+            raise
+        desk.breaker.succeeded()
+        desk.figures.passes += 1
+        self._count(found.read or Read(len(place), 0))
+        most = min(desk.abilities.logprobs, MORE)
+        desk.places.put(place, Told(found.top, is_all=number >= most))
 
     async def _next_told(self, stream: _Stream) -> _Item | None:
         """The next token, and what it tells of its place."""
@@ -317,43 +329,55 @@ class Answer:
     async def _items(
         self, before: tuple[int, ...], most_tokens: int, top: int
     ) -> AsyncGenerator[_Item | End, None]:
-        desk, job = self._desk, self._job
+        desk = self._desk
         by_tokens = desk.abilities.by_tokens
-        prompt = before if by_tokens else desk.texts.render(before).prompt
-        key: Held = before if by_tokens else tuple(map(ord, str(prompt)))
-        slot = await self._slot(key)
+        ask, slot = await self._ask(before, most_tokens, top)
+        key = _held(ask)
+        expected = desk.slots.expected(slot, key) if desk.slots and slot is not None else 0
+        if desk.slots and slot is not None:
+            desk.slots.put(slot, self._owner, key)
+        come: list[int] = []
+        with self._using(slot):
+            async with aclosing(self._news(ask)) as news:
+                async for one in news:
+                    match one:
+                        case Read(reused=reused):
+                            self._count(one)
+                            taken = by_tokens and reused + TAKEN < expected
+                            if desk.slots and slot is not None and taken:
+                                desk.slots.was_taken(slot)
+                                slot = None
+                        case Part():
+                            for item in self._of(one):
+                                come += item.tokens
+                                if desk.slots and slot is not None and by_tokens:
+                                    desk.slots.put(slot, self._owner, before, tuple(come[:-1]))
+                                yield item
+                        case End():
+                            yield one
+
+    def _using(self, slot: int | None) -> AbstractContextManager[None]:
+        slots = self._desk.slots
+        return slots.using(slot) if slots and slot is not None else nullcontext()
+
+    async def _ask(
+        self, before: tuple[int, ...], most_tokens: int, top: int
+    ) -> tuple[Ask, int | None]:
+        """What is asked for, and the slot that it goes into."""
+        desk, job = self._desk, self._job
         ask = Ask(
-            prompt,
+            before if desk.abilities.by_tokens else desk.texts.render(before).prompt,
             most_tokens,
             job.sampling,
             top if desk.abilities.logprobs else 0,
             job.stop_token_ids,
             self._running.banned,
-            slot,
+            None,
             desk.session(job.document),
             job.fresh,
         )
-        expected = desk.slots.expected(slot, key) if desk.slots and slot is not None else 0
-        if desk.slots and slot is not None:
-            desk.slots.put(slot, self._owner, key)
-        come: list[int] = []
-        async with aclosing(self._news(ask)) as news:
-            async for one in news:
-                match one:
-                    case Read(reused=reused):
-                        self._count(one)
-                        taken = by_tokens and reused + TAKEN < expected
-                        if desk.slots and slot is not None and taken:
-                            desk.slots.was_taken(slot)
-                            slot = None
-                    case Part():
-                        for item in self._of(one):
-                            come += item.tokens
-                            if desk.slots and slot is not None and by_tokens:
-                                desk.slots.put(slot, self._owner, (*before, *come[:-1]))
-                            yield item
-                    case End():
-                        yield one
+        slot = await self._slot(_held(ask))
+        return replace(ask, slot=slot), slot
 
     async def _news(self, ask: Ask) -> AsyncGenerator[News, None]:
         """What the server says; the breaker and the figures hear of it."""
@@ -388,10 +412,12 @@ class Answer:
         return [_Item(part.text.encode(), tokens, logprobs, top)] if part.text else []
 
     def _count(self, read: Read) -> None:
+        """Of several requests for a word all count, of those that go on behind the prompt none."""
         if not self._counted:
             self._running.reused += read.reused
-            self._counted = True
-        self._running.computed += read.computed
+        if not self._counted or self._job.unfinished:
+            self._running.computed += read.computed
+        self._counted = True
 
     @property
     def _owner(self) -> str:
@@ -408,6 +434,11 @@ class Answer:
         if (slot := slots.of(self._job.document, key)) is not None:
             return slot
         return slots.another(await self._desk.server.idle_slots())
+
+
+def _held(ask: Ask) -> Held:
+    """What a slot holds of a prompt."""
+    return ask.prompt if isinstance(ask.prompt, tuple) else tuple(map(ord, str(ask.prompt)))
 
 
 def _agree(tokens: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -71,6 +71,14 @@ class End:
     finish: Finish
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The most probable next tokens, and their log probabilities."""
+
+    top: Mapping[int, float]
+    read: Read | None
+
+
 News = Part | Read | End
 
 
@@ -80,6 +88,9 @@ class Server(Protocol):
     def stream(self, ask: Ask) -> AsyncGenerator[News, None]:
         """Ask. The last news is an End; closing the generator closes the connection. Raises
         ServerError, also where the answer ends before its end."""
+
+    async def look(self, ask: Ask) -> Look:
+        """Ask for one token's probabilities. Raises ServerError, also where it tells none."""
 
     async def idle_slots(self) -> list[int]:
         """The slots in which nothing is computed now, where the server has slots."""

@@ -149,13 +149,17 @@ class WordChoice:
         logits = np.full(self._size + 1, UNTOLD)
         ids = [token for token in told.logprobs if token < self._size]
         logits[ids] = [told.logprobs[token] for token in ids]
-        logits[self._size] = math.log(told.left_over)
+        left_over = told.left_over
         depth = len(branch)
         if self._reading[:depth] == branch and depth < len(self._reading):
             next_of_reading = self._reading[depth]
             if next_of_reading not in told.logprobs:
                 rest = max(1, self._size - len(told.logprobs))
-                logits[next_of_reading] = min(told.least, math.log(told.left_over / rest))
+                guess = min(told.least, math.log(left_over / rest))
+                logits[next_of_reading] = guess
+                left_over = max(1e-12, left_over - math.exp(guess))
+        # All together are 1 again.
+        logits[self._size] = math.log(left_over)
         return logits
 
     def _look_into(self, branches: Sequence[Branch]) -> Sequence[Floats]:

@@ -82,6 +82,13 @@ class Client:
         except _NoSuchPath:
             return None
 
+    async def ask(self, path: str, body: Json) -> Json:
+        """The whole answer, an object, to a request that holds the user's text. Raises ServerError."""
+        found = await self._whole("POST", path, body, quote=False)
+        if not isinstance(found, dict):
+            raise ServerError(f"The server {self.name} sent an answer that is no JSON object.")
+        return found
+
     async def events(
         self, path: str, body: Json, headers: Mapping[str, str]
     ) -> AsyncGenerator[Json, None]:

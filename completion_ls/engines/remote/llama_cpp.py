@@ -8,10 +8,12 @@ from typing import Any
 
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Finish
-from completion_ls.engines.remote.ask import Ask, End, Gap, News, Part, Read
+from completion_ls.engines.remote.ask import Ask, End, Gap, Look, News, Part, Read
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.http import Client, Json
 
+MOST_LOOKS = 16
+"""So often another choice is asked for where the first ones are half characters."""
 SEEDS = (1 << 32) - 1
 """As many as there are: the next number would be chance."""
 
@@ -39,10 +41,26 @@ class LlamaCpp:
                         yield End(_finish(event))
                         return
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    raise ServerError(
-                        f"The server {self._client.name} answered in another shape than llama.cpp's."
-                    ) from error
+                    raise self._other_shape() from error
         raise ServerError(f"The server {self._client.name} broke off its answer.")
+
+    async def look(self, ask: Ask) -> Look:
+        """See `Server`."""
+        body = self._body(ask) | {"stream": False}
+        banned: list[int] = []
+        read: Read | None = None
+        try:
+            for _ in range(MOST_LOOKS):
+                body["logit_bias"] = [[token, False] for token in banned]
+                answer = await self._client.ask("/completion", body)
+                read = read or _read(answer)
+                if told := answer.get("completion_probabilities"):
+                    return Look(_top(told[0]), read)
+                # Of half a character it tells nothing. What it tells of another choice is the same.
+                banned += [int(token) for token in answer["tokens"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._other_shape() from error
+        raise ServerError(f"The server {self._client.name} tells no probabilities.")
 
     async def idle_slots(self) -> list[int]:
         """See `Server`."""
@@ -51,6 +69,11 @@ class LlamaCpp:
             return [int(slot["id"]) for slot in found or () if not slot["is_processing"]]
         except (KeyError, TypeError, ValueError):
             return []
+
+    def _other_shape(self) -> ServerError:
+        return ServerError(
+            f"The server {self._client.name} answered in another shape than llama.cpp's."
+        )
 
     def _whole(self, part: Part) -> Part:
         """Of a character that takes several tokens it streams the whole text and the last one's id: then

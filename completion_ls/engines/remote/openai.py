@@ -13,7 +13,7 @@ from typing import Any
 
 from completion_ls.engines.contract import Finish
 from completion_ls.engines.remote.abilities import Abilities
-from completion_ls.engines.remote.ask import Ask, End, Gap, News, Part, Read
+from completion_ls.engines.remote.ask import Ask, End, Gap, Look, News, Part, Read
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.http import Client, Json
 
@@ -56,6 +56,20 @@ class OpenAi:
         if finish is None:
             raise ServerError(f"The server {self._client.name} broke off its answer.")
         yield End(finish)
+
+    async def look(self, ask: Ask) -> Look:
+        """See `Server`."""
+        read: Read | None = None
+        top: Mapping[int, float] = {}
+        async with aclosing(self.stream(ask)) as news:
+            async for one in news:
+                if isinstance(one, Read):
+                    read = one
+                elif isinstance(one, Part) and one.tokens and one.tops and not top:
+                    top = {int(token): value for token, value in one.tops[0].items()}
+        if not top:
+            raise ServerError(f"The server {self._client.name} tells no probabilities any more.")
+        return Look(top, read)
 
     async def idle_slots(self) -> list[int]:
         """See `Server`."""

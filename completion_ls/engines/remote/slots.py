@@ -9,7 +9,8 @@ and we move on.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from completion_ls.decode.tokens import common_prefix
@@ -21,6 +22,9 @@ Held = tuple[int, ...]
 @dataclass(slots=True)
 class _Slot:
     held: Held = ()
+    """A prompt and its answer, ..."""
+    typed: int = 0
+    """... of which so much is the prompt."""
     document: str = ""
     used: int = 0
     """By count, not time."""
@@ -32,6 +36,17 @@ class Slots:
     def __init__(self, number: int) -> None:
         self._slots = [_Slot() for _ in range(number)]
         self._clock = 0
+        self._in_use = [0] * number
+        """Requests of ours that are being answered."""
+
+    @contextmanager
+    def using(self, number: int) -> Iterator[None]:
+        """A request is being answered in this slot."""
+        self._in_use[number] += 1
+        try:
+            yield
+        finally:
+            self._in_use[number] -= 1
 
     def of(self, document: str, prompt: Held) -> int | None:
         """The slot that has most of this prompt: of those of the document, and of those that nobody has
@@ -49,26 +64,29 @@ class Slots:
         return common_prefix(self._slots[number].held, prompt)
 
     def another(self, idle: Sequence[int]) -> int:
-        """A slot for a document that has none: one where the server does nothing, that we have not used for
-        longest."""
-        numbers = [number for number in idle if number < len(self._slots)]
-        numbers = numbers or list(range(len(self._slots)))
+        """A slot for a document that has none: one where we are not being answered and, at best, the server
+        does nothing, that we have not used for longest."""
+        numbers = list(range(len(self._slots)))
         random.shuffle(numbers)  # two windows of one team begin at different ends
-        return min(numbers, key=lambda number: self._slots[number].used)
+
+        def order(number: int) -> tuple[int, bool, int]:
+            return self._in_use[number], number not in idle, self._slots[number].used
+
+        return min(numbers, key=order)
 
     def ahead(self, prompt: Held) -> int | None:
-        """A slot for work ahead of the user: where the prompt goes on from what is held, or where nothing
+        """A slot for work ahead of the user: where the prompt goes on from one that is held, or where nothing
         is that a document of ours was typed in; None where that would cost what is being typed."""
         for number, slot in enumerate(self._slots):
-            if slot.used and common_prefix(slot.held, prompt) == len(slot.held):
+            if slot.used and common_prefix(slot.held, prompt) >= slot.typed:
                 return number
         spare = [number for number, slot in enumerate(self._slots) if not slot.document]
         return min(spare, key=lambda number: self._slots[number].used) if spare else None
 
-    def put(self, number: int, document: str, prompt: Held) -> None:
-        """A prompt goes into a slot; `document` is empty for work ahead."""
+    def put(self, number: int, document: str, prompt: Held, answer: Held = ()) -> None:
+        """A prompt goes into a slot, and what has come of its answer; `document` is empty for work ahead."""
         self._clock += 1
-        self._slots[number] = _Slot(prompt, document, self._clock)
+        self._slots[number] = _Slot((*prompt, *answer), len(prompt), document, self._clock)
 
     def was_taken(self, number: int) -> None:
         """Somebody else uses it: nobody of ours has it any more."""
