@@ -275,14 +275,17 @@ class Answer:
             finish, stream = stream.finish, None
             if self._ended:
                 return
-            by_tokens = self._desk.abilities.by_tokens
-            if finish is Finish.STOP or not by_tokens or running.produced == before:
+            is_over = not self._desk.abilities.by_tokens or running.produced == before
+            if finish is Finish.STOP or is_over or running.full:
                 self._end(finish or Finish.STOP)
 
     def _tell(self, item: _Item) -> None:
         """Emit what has come, as far as it was asked for and up to what ends it."""
         running, stops = self._running, self._job.stop_token_ids
         room = self._job.max_new_tokens - running.produced
+        if room <= 0:
+            self._end(Finish.LENGTH)
+            return
         tokens, logprobs = item.tokens[:room], item.logprobs[:room]
         for number, token in enumerate(tokens):
             if token in stops:
@@ -301,7 +304,9 @@ class Answer:
             self._emit_event(tokens, logprobs, Finish.STOP)
             return
         running.output += tokens
-        self._emit_event(tokens, logprobs, running.full)
+        # Some servers say at the very end how much of the prompt they had.
+        is_counted = self._counted or not self._desk.abilities.counts_reuse
+        self._emit_event(tokens, logprobs, running.full if is_counted else None)
 
     def _control_at(self, text: bytes) -> int | None:
         """Where the name of a token that ends an answer stands in a text; None where there is none."""

@@ -130,13 +130,14 @@ class RemoteEngine:
     def step(self) -> list[Event]:
         """See `Engine`: what has come, or nothing after a moment in which nothing came. Raises JobFailed
         where the server failed, and ServerError where it has another model now."""
+        if self._broken:
+            raise ServerError(self._broken)
         self._start()
         if not self._jobs:
             return []
         try:
             news = self._news.get(timeout=WAIT_S)
         except queue.Empty:
-            self._check()
             return []
         return self._take(news)
 
@@ -296,10 +297,6 @@ class RemoteEngine:
                 f"The server {self._network.client.name} has come back with another model or other "
                 "settings; it is looked at anew."
             )
-
-    def _check(self) -> None:
-        if self._broken:
-            raise ServerError(self._broken)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

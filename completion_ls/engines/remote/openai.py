@@ -98,7 +98,7 @@ class OpenAi:
         if ask.banned:
             body["logit_bias"] = {str(token): BANNED for token in sorted(ask.banned)}
         if able.counts_reuse:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            body["stream_options"] = {"include_usage": True}
         return body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -12,6 +13,7 @@ from completion_ls.config.settings import RemoteSettings
 from completion_ls.decode.vocabulary import inner_tokenizer
 from completion_ls.engines.remote import keys, openai
 from completion_ls.engines.remote.abilities import Abilities
+from completion_ls.engines.remote.ask import Read
 from completion_ls.engines.remote.covering import MORE
 from completion_ls.engines.remote.errors import Refused, ServerError
 from completion_ls.engines.remote.http import Client, Json
@@ -28,8 +30,10 @@ def größe(folder: Path, *, limit_kb: int = 1_024) -> dict[str, float]:
             found[file.name] = round(size, 2)  # naïve 漢字 🙂
     return found
 """
-"""Of all kinds of characters, and long enough that servers which keep prompts in blocks keep some of it."""
+"""Of all kinds of characters."""
 BELOW = "\nprint(größe(Path('.'), limit_kb=3))\n"
+LONG = 3
+"""So many times the text is long enough that servers which keep prompts in large blocks keep some of it."""
 LOGPROBS = (MORE, 20, 5, 1)
 """Numbers of probabilities that are tried, the most first."""
 
@@ -111,12 +115,12 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
     asked: Json = {"model": model, "prompt": TEXT, "max_tokens": 1, "temperature": 0}
     plain = await _completion(client, asked)
     same = _same(ours, await _theirs(client, model))
-    by_ids = asked | {"prompt": list(ours)}
-    token_prompts = bool(same) and await _takes(client, openai.PATH, by_ids)
-    again = by_ids if token_prompts else asked
-    logprobs = await _logprobs(client, asked)
-    await _completion(client, again)
-    repeated = openai.read_of(await _completion(client, again))
+    token_prompts = bool(same) and await _takes(client, openai.PATH, asked | {"prompt": list(ours)})
+    token_ids = await _tells_ids(client, asked)
+    names = {"return_tokens_as_token_ids": True} if token_ids else {}
+    again = asked | {"prompt": list(ours) * LONG if token_prompts else TEXT * LONG}
+    await _read_of(client, again)
+    repeated = await _read_of(client, again)
     return Abilities(
         dialect="openai",
         software=await _software(client, str(entry.get("owned_by") or "")),
@@ -125,12 +129,25 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
         slots=None,
         same_tokens=same,
         token_prompts=token_prompts,
-        token_ids=bool(logprobs) and await _tells_ids(client, asked),
-        logprobs=logprobs,
+        token_ids=token_ids,
+        logprobs=await _logprobs(client, asked | names),
         counts_reuse=repeated is not None,
         reuses=repeated.reused > 0 if repeated else None,
         fills_in="suffix" if await _reads_suffix(client, asked, plain) else "",
     )
+
+
+async def _read_of(client: Client, asked: Json) -> Read | None:
+    """What a streamed answer says of its prompt's tokens."""
+    found = None
+    body = asked | {"stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with aclosing(client.events(openai.PATH, body, {})) as events:
+            async for event in events:
+                found = openai.read_of(event) or found
+    except Refused:
+        return None
+    return found
 
 
 async def _completion(client: Client, body: Json) -> Json:
@@ -161,7 +178,9 @@ async def _logprobs(client: Client, asked: Json) -> int:
         except Refused:
             continue
         part = openai.part_of(answer["choices"][0])
-        return min(number, len(part.tops[0])) if part and part.tops else 0
+        if part is None or not part.logprobs:
+            return 0
+        return max(1, min(number, len(part.tops[0]))) if part.tops else 1
     return 0
 
 
