@@ -29,7 +29,7 @@ from completion_ls.models.local import (
 )
 from completion_ls.prompt.build import PromptBuilder
 from completion_ls.prompt.fim_probe import Surprise, best_format, fills_in
-from completion_ls.prompt.formats import FIM_FORMATS, fitting
+from completion_ls.prompt.formats import fitting
 from completion_ls.wire.endpoint import DaemonConfig
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _remote(
 ) -> Loaded:
     """Of the model only its tokenizer is here. Waits for a server that cannot be reached."""
     from completion_ls.engines.remote.engine import RemoteEngine, connect
-    from completion_ls.engines.remote.texts import MARKED, with_tokens
+    from completion_ls.engines.remote.texts import BY_NAME, MARKED, format_by_texts, with_tokens
 
     folder = tokenizer_folder(config.model.name, progress)
     tokenizer = _tokenizer(folder)
@@ -100,15 +100,17 @@ def _remote(
     progress("Asking the server", 0.0)
     network, abilities = connect(config.remote, tokenizer, reach)
     marks = None
-    fim = next((one for one in FIM_FORMATS if one.name == config.model.format), None)
-    if abilities.fills_in and not abilities.by_tokens and config.model.format == "auto":
-        # It knows its FIM tokens; ours only say where the texts begin.
-        fim = MARKED
-        prefix, suffix, middle = with_tokens(tokenizer, fim.needs)
-        marks = prefix, suffix, middle
-    elif fim and not abilities.by_tokens:
-        with_tokens(tokenizer, fim.control)
-    prompts = PromptBuilder(tokenizer, fim.name if fim else config.model.format, ends)
+    format_name: str = config.model.format
+    if not abilities.by_tokens:
+        format_name = format_by_texts(format_name, abilities, tokenizer)
+        if format_name in BY_NAME:
+            with_tokens(tokenizer, BY_NAME[format_name].control)
+        elif not format_name:
+            # It knows its FIM tokens; ours only say where the texts begin.
+            format_name = MARKED.name
+            prefix, suffix, middle = with_tokens(tokenizer, MARKED.needs)
+            marks = prefix, suffix, middle
+    prompts = PromptBuilder(tokenizer, format_name, ends)
     engine = RemoteEngine(network, abilities, tokenizer, marks)
     name = engine.abilities.model or config.model.name
     progress(f"{name} is ready at {engine.server_name}", 1.0)

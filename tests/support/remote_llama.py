@@ -6,9 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
+from gguf import GGUFWriter, TokenType
+from tokenizers import pre_tokenizers
 
 from completion_ls.models import catalogue, fetch
 
@@ -52,12 +56,55 @@ class Llama:
         return [slot["id"] for slot in slots if slot["is_processing"]]
 
 
+def write_fim_gguf(path: Path) -> None:
+    """A tiny model of random numbers that has FIM tokens, and a token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokens = special + alphabet
+    hidden, inner = 64, 128
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_block_count(1)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // 2)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    kinds = [TokenType.CONTROL] * len(special) + [TokenType.NORMAL] * len(alphabet)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([f"{alphabet[0]} {alphabet[1]}"])
+    writer.add_eos_token_id(0)
+    shapes = {
+        "token_embd.weight": (len(tokens), hidden),
+        "output_norm.weight": (hidden,),
+        "blk.0.attn_norm.weight": (hidden,),
+        **{f"blk.0.attn_{part}.weight": (hidden, hidden) for part in ("q", "k", "v", "output")},
+        "blk.0.ffn_norm.weight": (hidden,),
+        "blk.0.ffn_gate.weight": (inner, hidden),
+        "blk.0.ffn_up.weight": (inner, hidden),
+        "blk.0.ffn_down.weight": (hidden, inner),
+    }
+    random = np.random.default_rng(7)
+    for name, shape in shapes.items():
+        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @contextmanager
-def llama(slots: int = 2, port: int = 0) -> Iterator[Llama]:
-    """A server as long as this lasts."""
-    entry = catalogue.find(catalogue.DEFAULT)
-    assert entry
-    gguf = fetch.gguf_path(entry)
+def llama(slots: int = 2, port: int = 0, gguf: Path | None = None) -> Iterator[Llama]:
+    """A server as long as this lasts, by default of the default model."""
+    if gguf is None:
+        entry = catalogue.find(catalogue.DEFAULT)
+        assert entry
+        gguf = fetch.gguf_path(entry)
     sizes = ["--context", str(slots * CONTEXT), "--threads", "2", "--slots", str(slots)]
     command = [sys.executable, "-P", "-m", "completion_ls.bench.llama_cpp", str(gguf), *sizes]
     process = subprocess.Popen(

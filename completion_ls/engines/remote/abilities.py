@@ -32,7 +32,11 @@ class Abilities:
     reuses: bool | None
     """Whether a prompt that it had just read cost less the second time; None where it does not count."""
     fills_in: Literal["infill", "suffix", ""]
-    """How it takes the text below the cursor by itself, in a request's own field."""
+    """How it takes the text below the cursor by itself, in a request's own field: for models whose FIM
+    tokens nobody here knows, since it costs more at each key."""
+    fim_format: str = ""
+    """The FIM format (prompt/formats.py) whose tokens its tokenizer has, where it is another one than ours
+    and could be asked; empty where none is found."""
 
     @property
     def by_tokens(self) -> bool:

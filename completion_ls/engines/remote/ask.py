@@ -13,11 +13,10 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The text around the cursor, for a server that makes the FIM prompt itself. `typed` are the lines
-    from the anchor to the cursor: they stand last where the server can have it so."""
+    """The text before and behind the cursor, for a server that makes the FIM prompt itself. None of them
+    puts what was typed last at the end, so each key costs the text behind it."""
 
     before: str
-    typed: str
     after: str
 
 

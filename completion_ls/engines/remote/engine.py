@@ -164,6 +164,7 @@ class RemoteEngine:
     def figures(self) -> dict[str, Any]:
         """What there is to say of the server."""
         return {
+            "drafting": {},  # which is the server's own affair
             "server": self._network.client.name,
             "server_software": self.abilities.software,
             "server_model": self.abilities.model,

@@ -102,8 +102,7 @@ class LlamaCpp:
             "samplers": ["temperature", "top_k", "top_p"],
         }
         if isinstance(ask.prompt, Gap):
-            gap = ask.prompt
-            body |= {"input_prefix": gap.before, "input_suffix": gap.after, "prompt": gap.typed}
+            body |= {"input_prefix": ask.prompt.before, "input_suffix": ask.prompt.after}
         else:
             body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
         if ask.top:

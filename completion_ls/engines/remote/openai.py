@@ -86,7 +86,7 @@ class OpenAi:
             "stream": True,
         }
         if isinstance(ask.prompt, Gap):
-            body |= {"prompt": ask.prompt.before + ask.prompt.typed, "suffix": ask.prompt.after}
+            body |= {"prompt": ask.prompt.before, "suffix": ask.prompt.after}
         else:
             body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
         if ask.top and able.logprobs:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -17,6 +17,7 @@ from completion_ls.engines.remote.ask import Read
 from completion_ls.engines.remote.covering import MORE
 from completion_ls.engines.remote.errors import Refused, ServerError
 from completion_ls.engines.remote.http import Client, Json
+from completion_ls.prompt.formats import FIM_FORMATS
 
 TEXT = """\
 from pathlib import Path
@@ -34,6 +35,12 @@ def größe(folder: Path, *, limit_kb: int = 1_024) -> dict[str, float]:
 BELOW = "\nprint(größe(Path('.'), limit_kb=3))\n"
 LONG = 3
 """So many times the text is long enough that servers which keep prompts in large blocks keep some of it."""
+WAYS: tuple[tuple[str, str, Json], ...] = (
+    ("/tokenize", "prompt", {"add_special_tokens": False}),
+    ("/v1/token/encode", "text", {"add_bos_token": False}),
+    ("/tokenize", "content", {"add_special": False}),
+)
+"""Where tokenizers are asked: vLLM's and SGLang's, TabbyAPI's, llama.cpp's."""
 LOGPROBS = (MORE, 20, 5, 1)
 """Numbers of probabilities that are tried, the most first."""
 
@@ -74,8 +81,8 @@ async def probe(client: Client, model: str, tokenizer: Tokenizer) -> Abilities:
 
 
 async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilities:
-    told = await client.post("/tokenize", {"content": TEXT, "add_special": False})
-    same = _same(ours, (told or {}).get("tokens"))
+    tokenize = partial(_tokenized, client, WAYS[2:])
+    same = _same(ours, await tokenize(TEXT))
     asked = {"prompt": list(ours) if same else TEXT, "n_predict": 1, "temperature": 0}
     await client.post("/completion", asked)
     timings = (await client.post("/completion", asked))["timings"]
@@ -83,7 +90,8 @@ async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilit
     return Abilities(
         dialect="llama.cpp",
         software="llama.cpp",
-        model=str(props.get("model_alias") or props.get("model_path") or ""),
+        # Without a name of its own it is the file's.
+        model=str(props.get("model_alias") or props.get("model_path") or "").rpartition("/")[2],
         max_context=int(props["default_generation_settings"]["n_ctx"]),
         slots=int(props["total_slots"]),
         same_tokens=same,
@@ -93,6 +101,7 @@ async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilit
         counts_reuse=True,
         reuses=int(timings.get("cache_n", 0)) > 0,
         fills_in="infill" if await _takes(client, "/infill", infill) else "",
+        fim_format="" if same else await _fim_format(tokenize),
     )
 
 
@@ -114,7 +123,8 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
     model = str(entry["id"])
     asked: Json = {"model": model, "prompt": TEXT, "max_tokens": 1, "temperature": 0}
     plain = await _completion(client, asked)
-    same = _same(ours, await _theirs(client, model))
+    tokenize = partial(_tokenized, client, WAYS, model=model)
+    same = _same(ours, await tokenize(TEXT))
     token_prompts = bool(same) and await _takes(client, openai.PATH, asked | {"prompt": list(ours)})
     token_ids = await _tells_ids(client, asked)
     names = {"return_tokens_as_token_ids": True} if token_ids else {}
@@ -134,6 +144,7 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
         counts_reuse=repeated is not None,
         reuses=repeated.reused > 0 if repeated else None,
         fills_in="suffix" if await _reads_suffix(client, asked, plain) else "",
+        fim_format="" if same else await _fim_format(tokenize),
     )
 
 
@@ -208,29 +219,39 @@ def _prompt_tokens(answer: Json) -> int | None:
     return None if found is None else int(found)
 
 
-async def _theirs(client: Client, model: str) -> Any:
-    """What its tokenizer makes of the text; None where it cannot be asked."""
-    ways: tuple[tuple[str, Json], ...] = (
-        ("/tokenize", {"model": model, "prompt": TEXT, "add_special_tokens": False}),
-        ("/v1/token/encode", {"text": TEXT, "add_bos_token": False}),
-        ("/tokenize", {"content": TEXT, "add_special": False}),
-    )
-    for path, body in ways:
+async def _tokenized(
+    client: Client, ways: Sequence[tuple[str, str, Json]], text: str, *, model: str = ""
+) -> list[int] | None:
+    """What its tokenizer makes of a text; None where it cannot be asked."""
+    for path, name, options in ways:
+        body = {"model": model, name: text, **options} if model else {name: text, **options}
         try:
             answer = await client.post(path, body)
         except Refused:
             continue
         if isinstance(answer, dict) and isinstance(answer.get("tokens"), list):
-            return answer["tokens"]
+            return [one["id"] if isinstance(one, dict) else one for one in answer["tokens"]]
     return None
 
 
-def _same(ours: Sequence[int], theirs: Any) -> bool | None:
+async def _fim_format(tokenize: Callable[[str], Awaitable[list[int] | None]]) -> str:
+    """The likeliest format of whose marks its tokenizer makes one token each."""
+    known: dict[str, bool] = {}
+    for fim in FIM_FORMATS:
+        for mark in fim.needs:
+            if mark not in known:
+                known[mark] = len(await tokenize(mark) or ()) == 1
+            if not known[mark]:
+                break
+        else:
+            if not fim.within:
+                return fim.name
+    return ""
+
+
+def _same(ours: Sequence[int], theirs: list[int] | None) -> bool | None:
     """Whether these are the same tokens, but for one that is put in front of a text."""
-    if not isinstance(theirs, list):
-        return None
-    ids = [one.get("id") if isinstance(one, dict) else one for one in theirs]
-    return ids in (list(ours), [*ids[:1], *ours])
+    return None if theirs is None else theirs in (list(ours), [*theirs[:1], *ours])
 
 
 async def _software(client: Client, owner: str) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer
 
 from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.remote.abilities import Abilities
 from completion_ls.engines.remote.ask import Gap
-from completion_ls.prompt.formats import FIM_FORMATS
+from completion_ls.prompt.formats import FIM_FORMATS, find_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,24 @@ class Rendered:
     half: bytes
 
 
-MARKED = next(fim for fim in FIM_FORMATS if fim.name == "qwen")
+BY_NAME = {fim.name: fim for fim in FIM_FORMATS}
+MARKED = BY_NAME["qwen"]
 """The format whose tokens tell the parts of a prompt that the server is to make anew: any one with three
 would do."""
 Marks = tuple[int, int, int]
 """The tokens before the prefix, the suffix and the middle."""
+
+
+def format_by_texts(wanted: str, abilities: Abilities, tokenizer: Tokenizer) -> str:
+    """The FIM format of prompts that are sent as texts, where `wanted` was set; empty where the server
+    makes the FIM prompt itself. With another vocabulary than ours, our tokenizer does not tell."""
+    if wanted != "auto":
+        return wanted
+    if abilities.same_tokens and (fim := find_format("auto", tokenizer)):
+        return fim.name
+    if abilities.fim_format:
+        return abilities.fim_format
+    return "" if abilities.fills_in else "plain"
 
 
 def with_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
@@ -52,25 +66,25 @@ class Texts:
         """A prompt as text; control tokens stand in it by their names."""
         if self._marks is None or self._marks[2] not in ids:
             return self._text(ids)
-        before, after, typed = self._pieces(ids)
-        last = self._text(typed)
-        assert isinstance(last.prompt, str)
-        texts = [self._text(piece).prompt for piece in (before, after)]
-        return Rendered(Gap(str(texts[0]), last.prompt, str(texts[1])), last.half)
+        before, after = self._pieces(ids)
+        first, last = self._text(before), self._text(after)
+        return Rendered(Gap(str(first.prompt), str(last.prompt)), first.half)
 
     def control(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The names of these tokens."""
         names = (self._tokenizer.id_to_token(id) for id in ids)
         return tuple(name for name in names if name)
 
-    def _pieces(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    def _pieces(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """What stands before the cursor and behind it: in the prompt the lines from the anchor on stand
+        last."""
         assert self._marks is not None
         prefix, suffix, middle = self._marks
         ids = list(ids)
         last = len(ids) - 1 - ids[::-1].index(middle)
         second = ids.index(suffix) if suffix in ids else last
         first = ids.index(prefix) + 1 if prefix in ids else 0
-        return ids[first:second], ids[second + 1 : last], ids[last + 1 :]
+        return [*ids[first:second], *ids[last + 1 :]], ids[second + 1 : last]
 
     def _text(self, ids: Sequence[int]) -> Rendered:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
