@@ -37,6 +37,7 @@ from completion_ls.wire.messages import (
     Ping,
     Pong,
     Promote,
+    Reach,
     Ready,
     Status,
     Stop,
@@ -134,6 +135,7 @@ class Daemon:
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """Who has not said hello, in the order of their arrival."""
         self._state: Loading | Ready = Loading(text="Starting", fraction=0.0)
+        self._reach = Reach(ok=True)
         self._failure = ""
         self._metrics: Metrics | None = None
         self._no_metrics = ""
@@ -275,6 +277,8 @@ class Daemon:
                 self._strangers.pop(writer, None)
                 self._peers[peer.id] = peer
                 self._watch_idleness()
+                if not self._reach.ok:  # before anything that sounds as if all were well
+                    peer.send(self._reach)
                 peer.send(Error(code="load", text=self._failure) if self._failure else self._state)
                 await self._listen_to(peer, reader)
         except codec.FrameError as error:
@@ -439,6 +443,8 @@ class Daemon:
             case Outgoing(peer=None, message=message):
                 if isinstance(message, Loading | Ready):
                     self._state = message
+                elif isinstance(message, Reach):
+                    self._reach = message
                 for peer in self._peers.values():
                     peer.send(message)
             case Outgoing(peer=id, message=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from completion_ls.wire.client import EngineFailed
 
 if TYPE_CHECKING:
     from completion_ls.lsp.server import CompletionServer
+
+log = logging.getLogger(__name__)
 
 
 async def inline_items(
@@ -152,7 +155,8 @@ def _command(
 async def _ask(
     server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
 ) -> Shown | None:
-    """The suggestion for a situation; nothing where none is wanted, and trouble is shown once."""
+    """The suggestion for a situation; nothing where none is wanted, and trouble is shown once. That a
+    server failed in passing is said to who asks by hand, each time."""
     suggester = server.configured()
     on_screen = suggester.is_on_screen(situation)
     if not is_wanted(situation, server.settings, is_on_screen=on_screen):
@@ -160,5 +164,10 @@ async def _ask(
     try:
         return await suggester.suggest(situation, partial)
     except EngineFailed as failure:
-        server.notices.show(str(failure), types.MessageType.Error)
+        if not failure.passing:
+            server.notices.show(str(failure), types.MessageType.Error)
+        elif situation.manual:
+            server.notices.show(str(failure), types.MessageType.Warning, again=True)
+        else:
+            log.info("%s", failure)
         return None

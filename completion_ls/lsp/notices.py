@@ -18,11 +18,17 @@ class Notices:
         self._shown: set[str] = set()
 
     def show(
-        self, text: str, kind: types.MessageType = types.MessageType.Warning, *, once: str = ""
+        self,
+        text: str,
+        kind: types.MessageType = types.MessageType.Warning,
+        *,
+        once: str = "",
+        again: bool = False,
     ) -> None:
         """Show a sentence, unless it has been shown since the last `forget`, or one with the same
-        `once`, where that is given: of many that differ in a name only, the first is enough."""
-        if (once or text) in self._shown:
+        `once`, where that is given: of many that differ in a name only, the first is enough. With
+        `again` it is shown in any case."""
+        if (once or text) in self._shown and not again:
             return
         self._shown.add(once or text)
         self._server.window_show_message(types.ShowMessageParams(kind, f"completion-ls: {text}"))

@@ -33,13 +33,15 @@ from completion_ls.lsp.state import EngineState
 from completion_ls.lsp.suggester import Suggester
 from completion_ls.wire.client import EngineClient, Watcher
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Ready
+from completion_ls.wire.messages import Reach, Ready
 
 log = logging.getLogger(__name__)
 
 CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
 SWITCH_S = 1.0
+UNREACHABLE = "unreachable"
+"""Of the sentences on a server that computes and cannot be reached, one is shown until it can again."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -270,12 +272,23 @@ class CompletionServer(LanguageServer):
 
         def ready(engine: Ready) -> None:
             self.loading.end("ready")
-            self.state.ready(engine.model)
             while troubles:
                 self.notices.forget(troubles.pop())
-            document = self.workspace.text_documents.get(self._in_view)
-            if isinstance(document, Document):
-                self.warm_up(document)
+            if client.unreachable:  # it is loaded all the same
+                self.state.failed(client.unreachable)
+            else:
+                self.state.ready(engine.model)
+                self._warm_up_view()
+
+        def reach(reach: Reach) -> None:
+            if not reach.ok:
+                self.state.failed(reach.text)
+                self.notices.show(reach.text, once=UNREACHABLE)
+            else:
+                self.notices.forget(UNREACHABLE)
+                if client.ready:
+                    self.state.ready(client.ready.model)
+                    self._warm_up_view()
 
         def failed(text: str) -> None:
             self.loading.end("failed")
@@ -283,7 +296,14 @@ class CompletionServer(LanguageServer):
             troubles.add(text)
             self.notices.show(text, types.MessageType.Error)
 
-        return EngineClient(config, Watcher(loading=loading, ready=ready, failed=failed))
+        client = EngineClient(config, Watcher(loading, ready, failed, reach))
+        return client
+
+    def _warm_up_view(self) -> None:
+        """The engine answers (again): have it read the document that the user looks at."""
+        document = self.workspace.text_documents.get(self._in_view)
+        if isinstance(document, Document):
+            self.warm_up(document)
 
     def _forget(self, kind: str, uri: str, task: asyncio.Task[object]) -> None:
         if self._running.get((kind, uri)) is task:

@@ -34,6 +34,7 @@ from completion_ls.wire.messages import (
     Message,
     Ping,
     Promote,
+    Reach,
     Ready,
     Status,
     Stop,
@@ -53,7 +54,12 @@ SILENT_LOOKS_LOADING = 30
 
 
 class EngineFailed(Exception):
-    """A job cannot be served; the message is a sentence for the user."""
+    """A job cannot be served; the message is a sentence for the user. `passing`: the server that computes
+    has failed once, which is no news to who did not ask by hand; if it lasts, a watcher hears of it."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
 @dataclass(slots=True)
@@ -63,6 +69,7 @@ class Watcher:
     loading: Callable[[str, float], None] = lambda text, fraction: None
     ready: Callable[[Ready], None] = lambda ready: None
     failed: Callable[[str], None] = lambda text: None
+    reach: Callable[[Reach], None] = lambda reach: None
 
 
 @dataclass(slots=True)
@@ -92,6 +99,8 @@ class EngineClient:
     def __init__(self, config: DaemonConfig, watcher: Watcher | None = None) -> None:
         self.config = config
         self.ready: Ready | None = None
+        self.unreachable = ""
+        """Why the server that computes cannot be reached, in a sentence; empty where it can."""
         self._watch = watcher or Watcher()
         self._ids = itertools.count(1)
         self._answers: dict[int, Answer] = {}
@@ -218,7 +227,7 @@ class EngineClient:
             await self._listen(connection)
         finally:
             connection.close()
-            self._connection, self.ready = None, None
+            self._connection, self.ready, self.unreachable = None, None, ""
             self._hear()
             self._lost()
 
@@ -239,7 +248,8 @@ class EngineClient:
                         answer.chunks.put_nowait(message)
                 case Error(id=int(id)):
                     if answer := self._answers.pop(id, None):
-                        answer.chunks.put_nowait(EngineFailed(message.text))
+                        passing = message.code == "server"
+                        answer.chunks.put_nowait(EngineFailed(message.text, passing=passing))
                 case Error(code="load"):
                     self._load_error = message.text
                 case Error(code="stopping"):
@@ -251,6 +261,9 @@ class EngineClient:
                 case Ready():
                     self.ready = message
                     self._watch.ready(message)
+                case Reach():
+                    self.unreachable = "" if message.ok else message.text
+                    self._watch.reach(message)
                 case Status():
                     for waiting in self._waiting_for_status:
                         if not waiting.done():

@@ -23,9 +23,19 @@ from typing import Any
 from completion_ls.daemon.statistics import Served, Statistics
 from completion_ls.daemon.worker import LoadFailed, Outgoing, Published
 from completion_ls.wire.endpoint import DaemonConfig
-from completion_ls.wire.messages import Chunk, Complete, Done, Loading, Message, Ready
+from completion_ls.wire.messages import (
+    Chunk,
+    Complete,
+    Done,
+    Error,
+    Loading,
+    Message,
+    Reach,
+    Ready,
+)
 
 CONTEXT = 8192
+LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,8 @@ class Script:
         self._heard = folder / "heard.jsonl"
         self._load_s = folder / "load_s"
         self._failure = folder / "failure"
+        self._unreachable = folder / "unreachable"
+        self._stumbles = folder / "stumbles"
 
     @classmethod
     def make(cls, folder: Path) -> Script:
@@ -113,6 +125,25 @@ class Script:
         self._heard.write_text("")
         self._load_s.write_text("0.1")
         self._failure.write_text("")
+        self.reaches("")
+        self.stumbles("")
+
+    def reaches(self, unreachable: str = "") -> None:
+        """The server of daemons whose engine is `remote` can be reached from now on; or it cannot, for
+        this reason, and what is asked of it fails."""
+        self._replace(self._unreachable, unreachable)
+
+    def stumbles(self, why: str) -> None:
+        """That server answers to each request with this error from now on; empty: it does no more."""
+        self._replace(self._stumbles, why)
+
+    def unreachable(self) -> str:
+        """Why that server cannot be reached; empty where it can."""
+        return self._unreachable.read_text()
+
+    def stumble(self) -> str:
+        """What that server answers; empty where it does what it is asked."""
+        return self._stumbles.read_text()
 
     def loads_for(self, seconds: float) -> None:
         """The next daemon that starts is loading for so long."""
@@ -155,9 +186,14 @@ class Script:
         return Speech("", parts, speech.pause_s, logprob=speech.logprob)
 
     def _write(self, speeches: list[Speech]) -> None:
-        temporary = self._speeches.with_suffix(".new")
-        temporary.write_text(json.dumps([asdict(one) for one in speeches]))
-        temporary.replace(self._speeches)
+        self._replace(self._speeches, json.dumps([asdict(one) for one in speeches]))
+
+    @staticmethod
+    def _replace(file: Path, text: str) -> None:
+        """At once: whoever reads it meanwhile sees the old text or the new one."""
+        temporary = file.with_suffix(".new")
+        temporary.write_text(text)
+        temporary.replace(file)
 
 
 class ScriptedWorker:
@@ -172,12 +208,16 @@ class ScriptedWorker:
         self.statistics = Statistics()
         self._script = script
         self._model = config.model.name
+        self._is_remote = config.engine.kind == "remote"
+        self._unreachable = ""
         self._publish = publish
         self._ready = asyncio.Event()
         self._jobs: dict[tuple[Hashable, int], asyncio.Task[None]] = {}
 
     def start(self) -> None:
         self._loading = asyncio.create_task(self._load())
+        if self._is_remote:
+            self._looking = asyncio.create_task(self._look())
 
     def submit(self, peer: Hashable, request: Complete) -> None:
         line = request.prefix[request.prefix.rfind("\n") + 1 :]
@@ -237,8 +277,22 @@ class ScriptedWorker:
         self._send(None, Ready(model=self._model, max_context=CONTEXT))
         self._ready.set()
 
+    async def _look(self) -> None:
+        """Say whether the server can be reached, and have what it was asked fail where it cannot."""
+        while True:
+            if (now := self._script.unreachable()) != self._unreachable:
+                self._unreachable = now
+                self._send(None, Reach(ok=not now, text=now))
+                for (peer, id), job in list(self._jobs.items()) if now else []:
+                    job.cancel()
+                    self._send(peer, Error(id=id, code="server", text=now))
+            await asyncio.sleep(LOOK_S)
+
     async def _answer(self, peer: Hashable, request: Complete) -> None:
         await self._ready.wait()
+        if self._is_remote and (why := self._unreachable or self._script.stumble()):
+            self._send(peer, Error(id=request.id, code="server", text=why))
+            return
         if request.ways:  # as for a model with FIM
             self._send(peer, _done(request, 0))
             return
