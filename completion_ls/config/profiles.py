@@ -28,8 +28,13 @@ def planned(settings: Settings) -> list[str]:
     ]
 
 
+def settings_of(profile: str) -> Settings:
+    """The defaults, and what a profile sets."""
+    text = (profiles_dir() / f"{profile}.toml").read_text(encoding="utf-8")
+    return Settings.model_validate(tomllib.loads(text))
+
+
 def of_profile(profile: str) -> tuple[str, str, str]:
     """Engine, model and draft model of a profile, by the defaults where it says nothing."""
-    text = (profiles_dir() / f"{profile}.toml").read_text(encoding="utf-8")
-    of = Settings.model_validate(tomllib.loads(text))
+    of = settings_of(profile)
     return of.engine.kind, of.model.name, of.draft.model

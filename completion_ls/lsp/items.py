@@ -153,10 +153,15 @@ def _command(
 
 
 async def _ask(
-    server: CompletionServer, situation: Situation, partial: Callable[[Shown], None] | None = None
+    server: CompletionServer,
+    situation: Situation,
+    partial: Callable[[Shown], None] | None = None,
+    *,
+    is_again: bool = False,
 ) -> Shown | None:
     """The suggestion for a situation; nothing where none is wanted, and trouble is shown once. That a
-    server failed in passing is said to who asks by hand, each time."""
+    server failed in passing is said to who asks by hand, each time; a server that is lost with the
+    request has a fallback asked `again`."""
     suggester = server.configured()
     on_screen = suggester.is_on_screen(situation)
     if not is_wanted(situation, server.settings, is_on_screen=on_screen):
@@ -164,6 +169,8 @@ async def _ask(
     try:
         return await suggester.suggest(situation, partial)
     except EngineFailed as failure:
+        if failure.passing and not is_again and await server.fallback.comes():
+            return await _ask(server, situation, partial, is_again=True)
         if not failure.passing:
             server.notices.show(str(failure), types.MessageType.Error)
         elif situation.manual:

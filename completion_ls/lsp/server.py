@@ -20,6 +20,7 @@ from completion_ls.context.surroundings import Surroundings
 from completion_ls.lsp import messages
 from completion_ls.lsp.counts import Counts
 from completion_ls.lsp.documents import Document, DocumentWorkspace, Place, clean, key_of
+from completion_ls.lsp.fallback import Fallback
 from completion_ls.lsp.first_answer import EDITOR_SOURCE, SERVER_NAME
 from completion_ls.lsp.items import completion_items, inline_items, stream_items
 from completion_ls.lsp.notices import Notices
@@ -73,6 +74,11 @@ class CompletionServer(LanguageServer):
             tell=lambda text: self.notices.show(text, types.MessageType.Error),
         )
         self.suggester: Suggester | None = None
+        self.first: EngineClient | None = None
+        """The engine that the settings name; requests go to another while its server cannot be reached."""
+        self.fallback = Fallback(self)
+        self._trouble = ""
+        """Why the first engine does not answer; empty where it does."""
         self.editor_settings: dict[str, object] = {}
         self._in_view = ""
         self._switching: asyncio.TimerHandle | None = None
@@ -102,13 +108,14 @@ class CompletionServer(LanguageServer):
         for problem in problems:
             self.notices.show(str(problem), types.MessageType.Error)
         logging.getLogger("completion_ls").setLevel(self.settings.server.log_level.upper())
-        self.others.configure(self.settings)
-        if self.suggester is None:
-            engine = self._new_engine(DaemonConfig.of(self.settings))
-            self.suggester = Suggester(engine, self.settings, self.others.files)
-            engine.warm_up()
+        if self.suggester is None or self.first is None:
+            self.others.configure(self.settings)
+            self.first = self._new_engine(DaemonConfig.of(self.settings))
+            self.suggester = Suggester(self.first, self.settings, self.others.files)
+            self.first.warm_up()
         elif self.settings != before:
-            self.suggester.change(settings=self.settings)
+            if not self.fallback.settle(self._trouble):
+                self.use(self.first, self.settings)
             if self._switching:
                 self._switching.cancel()
             # A moment later: a settings page may send each key of a number that is being typed.
@@ -116,12 +123,20 @@ class CompletionServer(LanguageServer):
 
     def _switch_engine(self) -> None:
         """Attach to another daemon, where the settings ask for one."""
-        assert self.suggester is not None
-        old, config = self.suggester.engine, DaemonConfig.of(self.settings)
+        assert self.first is not None
+        old, config = self.first, DaemonConfig.of(self.settings)
         if not old.config.shares_daemon_with(config):
-            self.suggester.change(engine=self._new_engine(config), settings=self.settings)
-            self.suggester.engine.warm_up()
+            self.first, self._trouble = self._new_engine(config), ""
+            self.fallback.settle(self._trouble)
+            self.use(self.first, self.settings)
+            self.first.warm_up()
             self.run_task(old.leave())
+
+    def use(self, engine: EngineClient, settings: Settings) -> None:
+        """Have requests go to an engine from now on, with these settings."""
+        assert self.suggester is not None
+        self.others.configure(settings)
+        self.suggester.change(engine=engine, settings=settings)
 
     def client_says(self, capability: str) -> bool:
         """Whether the client has one of our own capabilities."""
@@ -162,7 +177,9 @@ class CompletionServer(LanguageServer):
         await self.counts.close()
         if self.suggester:
             self.suggester.end_all()
-            await self.suggester.engine.close()
+        await self.fallback.close()
+        if self.first:
+            await self.first.close()
 
     def supersede(self, kind: str, uri: str) -> None:
         """Make the running handler the only one of its kind for a document; an older one is cancelled."""
@@ -247,7 +264,8 @@ class CompletionServer(LanguageServer):
     @property
     def window(self) -> int:
         """Most characters of the text on each side of a cursor."""
-        return window(self.settings.prompt.max_tokens)
+        settings = self.fallback.settings or self.settings
+        return window(settings.prompt.max_tokens)
 
     def _cells_above(self, uri: str, limit: int) -> str:
         """The code cells above a notebook cell, or nothing for a plain document."""
@@ -267,39 +285,47 @@ class CompletionServer(LanguageServer):
         troubles: set[str] = set()
 
         def loading(text: str, fraction: float) -> None:
-            self.loading.report(text, fraction)
-            self.state.loading(text, fraction)
+            if self.fallback.settings is None:
+                self.loading.report(text, fraction)
+                self.state.loading(text, fraction)
 
-        def ready(engine: Ready) -> None:
-            self.loading.end("ready")
+        def ready(_: Ready) -> None:
             while troubles:
                 self.notices.forget(troubles.pop())
-            if client.unreachable:  # it is loaded all the same
-                self.state.failed(client.unreachable)
-            else:
-                self.state.ready(engine.model)
-                self._warm_up_view()
+            self._settle(client, client.unreachable)  # it is loaded also where its server is away
 
         def reach(reach: Reach) -> None:
             if not reach.ok:
-                self.state.failed(reach.text)
-                self.notices.show(reach.text, once=UNREACHABLE)
+                name = self.settings.remote.fallback
+                own = f" Meanwhile the profile {name!r} answers, on this machine." if name else ""
+                self.notices.show(f"{reach.text}{own}", once=UNREACHABLE)
+                self._settle(client, reach.text)
             else:
                 self.notices.forget(UNREACHABLE)
                 if client.ready:
-                    self.state.ready(client.ready.model)
-                    self._warm_up_view()
+                    self._settle(client, "")
 
         def failed(text: str) -> None:
-            self.loading.end("failed")
-            self.state.failed(text)
             troubles.add(text)
             self.notices.show(text, types.MessageType.Error)
+            self._settle(client, text)
 
         client = EngineClient(config, Watcher(loading, ready, failed, reach))
         return client
 
-    def _warm_up_view(self) -> None:
+    def _settle(self, engine: EngineClient, trouble: str) -> None:
+        """The first engine answers, or it does not, for this reason: who is asked, and what is shown."""
+        self._trouble = trouble
+        if self.fallback.settle(trouble):
+            return
+        self.loading.end("failed" if trouble else "ready")
+        if trouble:
+            self.state.failed(trouble)
+        elif engine.ready:
+            self.state.ready(engine.ready.model)
+            self.warm_up_view()
+
+    def warm_up_view(self) -> None:
         """The engine answers (again): have it read the document that the user looks at."""
         document = self.workspace.text_documents.get(self._in_view)
         if isinstance(document, Document):

@@ -169,7 +169,10 @@ class EngineClient:
 
     async def leave(self) -> None:
         """Hang up for good. A daemon that is left without a front is stopped: nobody comes back to
-        settings that were only passed by."""
+        settings that were only passed by. One that is being started hears it when it can."""
+        self._closed, self._watch = True, Watcher()
+        if self._attaching:
+            await asyncio.gather(self._attaching, return_exceptions=True)
         if self._connection:  # which is told though it be silent: it may go on
             self._connection.send(Stop(if_alone=True))
         await self.close()

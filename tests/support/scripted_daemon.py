@@ -85,6 +85,7 @@ class Script:
         self._failure = folder / "failure"
         self._unreachable = folder / "unreachable"
         self._stumbles = folder / "stumbles"
+        self._settles = folder / "settles"
 
     @classmethod
     def make(cls, folder: Path) -> Script:
@@ -128,18 +129,27 @@ class Script:
         self.reaches("")
         self.stumbles("")
 
-    def reaches(self, unreachable: str = "") -> None:
+    def reaches(self, unreachable: str = "", *, told_last: bool = False) -> None:
         """The server of daemons whose engine is `remote` can be reached from now on; or it cannot, for
-        this reason, and what is asked of it fails."""
-        self._replace(self._unreachable, unreachable)
+        this reason, and what is asked of it fails: behind the news of it, or before that."""
+        self._replace(self._unreachable, json.dumps([unreachable, told_last]))
+
+    def settles_in(self, seconds: float) -> None:
+        """A front that starts now waits so long where it would wait to see how a server gets on."""
+        self._settles.write_text(str(seconds))
 
     def stumbles(self, why: str) -> None:
         """That server answers to each request with this error from now on; empty: it does no more."""
         self._replace(self._stumbles, why)
 
-    def unreachable(self) -> str:
-        """Why that server cannot be reached; empty where it can."""
-        return self._unreachable.read_text()
+    def unreachable(self) -> tuple[str, bool]:
+        """Why that server cannot be reached, empty where it can; whether that is told last."""
+        why, told_last = json.loads(self._unreachable.read_text())
+        return why, told_last
+
+    def settles(self) -> float | None:
+        """How long a front that starts now waits, where that is not left to it."""
+        return float(self._settles.read_text()) if self._settles.exists() else None
 
     def stumble(self) -> str:
         """What that server answers; empty where it does what it is asked."""
@@ -280,12 +290,15 @@ class ScriptedWorker:
     async def _look(self) -> None:
         """Say whether the server can be reached, and have what it was asked fail where it cannot."""
         while True:
-            if (now := self._script.unreachable()) != self._unreachable:
+            now, told_last = self._script.unreachable()
+            if now != self._unreachable:
                 self._unreachable = now
-                self._send(None, Reach(ok=not now, text=now))
+                news: list[tuple[Hashable | None, Message]] = [(None, Reach(ok=not now, text=now))]
                 for (peer, id), job in list(self._jobs.items()) if now else []:
                     job.cancel()
-                    self._send(peer, Error(id=id, code="server", text=now))
+                    news.append((peer, Error(id=id, code="server", text=now)))
+                for peer, message in reversed(news) if told_last else news:
+                    self._send(peer, message)
             await asyncio.sleep(LOOK_S)
 
     async def _answer(self, peer: Hashable, request: Complete) -> None:
@@ -341,6 +354,10 @@ def run(role: str, folder: str, *arguments: str) -> int:
 
         script.note("run", words=arguments)
         sys.executable = str(script.daemon_python)
+        if (seconds := script.settles()) is not None:
+            from completion_ls.lsp import fallback
+
+            fallback.SETTLED_S, fallback.RETRY_S = seconds, max(seconds, 0.1)
         return main(arguments)
     from completion_ls.cli import daemon
     from completion_ls.daemon import server
