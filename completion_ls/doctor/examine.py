@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from completion_ls.config.profiles import settings_of
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.load import check_kind
 from completion_ls.doctor import (
@@ -21,6 +22,7 @@ from completion_ls.doctor import (
     memory,
     model,
     processor,
+    remote,
     rope,
     settings,
     sockets,
@@ -42,6 +44,7 @@ GROUPS = (
     "folders",
     "card",
     "processor",
+    "server",
     "memory plan",
     "model files",
     "vocabulary",
@@ -51,7 +54,10 @@ GROUPS = (
     "one keystroke",
 )
 """In the order of the page."""
-NEEDED = ("card", "processor", "memory plan", "model files", "vocabulary", "FIM", "sockets")
+NEEDED = (
+    *("card", "processor", "server", "memory plan", "model files", "vocabulary", "FIM"),
+    "sockets",
+)
 """A keystroke is tried where none of these failed."""
 SOON_S, LOADING_S, READING_S = 30.0, 180.0, 900.0
 """Limits of a look: in general, where torch is imported and kernels are compiled, and where
@@ -133,6 +139,9 @@ def _engine(page: _Page, chosen: Settings) -> None:
     """What concerns the engine of the settings, up to a keystroke."""
     config = DaemonConfig.of(chosen)
     daemons = page.look("sockets", SOON_S, lambda notes: sockets.look(notes, config))
+    if chosen.engine.kind == "remote":
+        _remote(page, chosen, config)
+        return
     found, compiled = None, False
     if chosen.engine.kind == "exllamav2":
         found = page.look("card", LOADING_S, card.look)
@@ -145,9 +154,33 @@ def _engine(page: _Page, chosen: Settings) -> None:
     tokenizer = target.tokenizer if target else None
     if tokenizer:
         page.look("FIM", SOON_S, lambda n: fim.look(n, tokenizer, chosen.model, chosen.engine))
-    figures = _keystroke(page, config, models)
+    figures = _keystroke(page, config, all_here=bool(models and models.folders))
     if figures and tokenizer:
         page.look("FIM", SOON_S, lambda n: fim.in_use(n, figures, chosen.model, tokenizer))
+
+
+def _remote(page: _Page, chosen: Settings, config: DaemonConfig) -> None:
+    """What concerns a server that computes. Of the model here only the tokenizer is used."""
+    name, tell = config.model.name, page.progress
+    page.look("server", SOON_S, lambda notes: remote.address(notes, chosen.remote))
+    folder = page.look(
+        "model files", READING_S, lambda n: model.look(n, "tokenizer of", name, tell)
+    )
+    if folder:
+        tokenizer = page.look("vocabulary", SOON_S, lambda n: vocabulary.look(n, "model", folder))
+    else:
+        tokenizer = None
+        page.look("server", SOON_S, remote.cannot_be_tried)
+    if tokenizer and not page.has_failed("server"):
+        page.look("server", LOADING_S, lambda n: remote.look(n, chosen.remote, tokenizer))
+        page.look("FIM", SOON_S, lambda n: fim.look(n, tokenizer, chosen.model, chosen.engine))
+    figures = _keystroke(page, config, all_here=tokenizer is not None)
+    if figures and tokenizer:
+        page.look("FIM", SOON_S, lambda n: fim.in_use(n, figures, chosen.model, tokenizer))
+    if chosen.remote.fallback:
+        # Last: that it lacks something keeps nothing else from being tried.
+        other = settings_of(chosen.remote.fallback).model.name
+        page.look("model files", READING_S, lambda n: model.look(n, "fallback", other, tell))
 
 
 def _models(page: _Page, config: DaemonConfig, *, compiled: bool) -> _Models | None:
@@ -226,13 +259,13 @@ def _memory(
     )
 
 
-def _keystroke(page: _Page, config: DaemonConfig, models: _Models | None) -> dict[str, Any]:
+def _keystroke(page: _Page, config: DaemonConfig, *, all_here: bool) -> dict[str, Any]:
     """The last look, with limits of its own; the figures of the daemon that answered."""
     notes = Notes("one keystroke")
     figures: dict[str, Any] = {}
     if page.has_failed(*NEEDED):
         notes.remark("first text", "Not tried, as something that it needs failed above.")
-    elif not models or not models.folders:
+    elif not all_here:
         notes.remark(
             "first text", "Not tried: the models are not all here, and nothing is fetched."
         )

@@ -22,11 +22,11 @@ def look(notes: Notes, tokenizer: Tokenizer, model: ModelSettings, engine: Engin
     except ValueError as error:
         notes.failed("format", str(error))
         return
-    tried = (
-        "whether the model does better without is tried when it is loaded"
-        if engine.kind == "exllamav2"
-        else "whether the model was trained for it is not tried on the CPU"
-    )
+    tried = {
+        "exllamav2": "whether the model does better without is tried when it is loaded",
+        "torch_cpu": "whether the model was trained for it is not tried on the CPU",
+        "remote": "whether the model was trained for it is not tried at a server",
+    }[engine.kind]
     if model.format != "auto":
         notes.ok("format", f"{model.format}, as model.format says; {tried}")
     elif fim is None:

@@ -45,7 +45,10 @@ def match(notes: Notes, folder: Path, draft: Path) -> None:
 
 def _rows(folder: Path) -> int | None:
     """Tokens that the model has weights for, if config.json says so."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # a tokenizer alone, for a server that computes
+        return None
     inner = config.get("text_config")
     found = config.get("vocab_size") or (
         inner.get("vocab_size") if isinstance(inner, dict) else None

@@ -285,7 +285,8 @@ class CompletionServer(LanguageServer):
         troubles: set[str] = set()
 
         def loading(text: str, fraction: float) -> None:
-            if self.fallback.settings is None:
+            # It may be waiting for its server; then that is said already.
+            if not client.unreachable and self.fallback.settings is None:
                 self.loading.report(text, fraction)
                 self.state.loading(text, fraction)
 

@@ -93,6 +93,21 @@ async def test_a_window_that_comes_later_hears_that_the_server_is_lost(
         assert [one.state for one in later.states].count("ready") == 0
 
 
+async def test_a_server_that_is_away_from_the_start_is_waited_for(
+    script: Script, isolated: dict[str, str]
+) -> None:
+    script.reaches(LOST)
+    script.loads_for(600)  # as long as it is away
+    async with window({**isolated, **REMOTE}, program=script.program) as editor:
+        await opened(editor)
+        await until(lambda: editor.shown)
+        async with window(editor.environment, program=script.program) as later:
+            await opened(later)
+            await until(lambda: state(later) == ("failed", LOST))
+            assert later.shown == editor.shown == [f"completion-ls: {LOST}"]
+            assert [one.state for one in later.states] == ["failed"]
+
+
 async def test_a_server_that_fails_once_tells_only_who_asks_by_hand(
     script: Script, editor: Window
 ) -> None:
