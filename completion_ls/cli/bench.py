@@ -154,9 +154,22 @@ def engine(options: argparse.Namespace, sizes: Sizes = WHOLE) -> int:
     return 0
 
 
+def settings_of_an_engine_here() -> Settings:
+    """The settings, where an engine on this machine computes: of a server's, what is measured would be the
+    network and whoever else asks it. Raises SettingsError."""
+    settings = resolve_strict()
+    if settings.engine.kind == "remote":
+        raise SettingsError(
+            "this measures an engine on this machine, and engine.kind is remote. `--profile cpu` before the "
+            "command, or COMPLETION_LS_ENGINE__KIND, chooses one; `completion-ls bench replay` types "
+            "through the server."
+        )
+    return settings
+
+
 def torch_settings() -> Settings:
     """The settings, where they are of the engine that can be measured. Raises SettingsError."""
-    settings = resolve_strict()
+    settings = settings_of_an_engine_here()
     if settings.engine.kind != "torch_cpu":
         raise SettingsError(
             f"this measures the engine torch_cpu only, and engine.kind is {settings.engine.kind}, which "

@@ -18,16 +18,15 @@ from completion_ls.bench.infill import Writer
 from completion_ls.bench.load_average import load_average
 from completion_ls.bench.shown import Worth
 from completion_ls.bench.trace import read_trace
-from completion_ls.cli.bench import FAILURES, failed
+from completion_ls.cli.bench import FAILURES, failed, settings_of_an_engine_here
 from completion_ls.config.settings import CompletionSettings
-from completion_ls.config.sources import resolve_strict
 from completion_ls.wire.endpoint import DaemonConfig
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a model's reliability and what thresholds are worth; returns the exit status."""
     try:
-        settings = resolve_strict()
+        settings = settings_of_an_engine_here()
         trace = read_trace(options.trace)
         begins = starts(len(trace.transactions), options.stretches, options.keystrokes)
         total = options.stretches * options.keystrokes

@@ -33,15 +33,14 @@ from completion_ls.bench.infill_figures import (
     decided,
 )
 from completion_ls.bench.load_average import load_average
-from completion_ls.cli.bench import FAILURES, failed
-from completion_ls.config.sources import resolve_strict
+from completion_ls.cli.bench import FAILURES, failed, settings_of_an_engine_here
 from completion_ls.wire.endpoint import DaemonConfig
 
 
 def infill(options: argparse.Namespace) -> int:
     """Print the figures of a file of problems; returns the exit status."""
     try:
-        settings = resolve_strict()
+        settings = settings_of_an_engine_here()
         everything = read_problems(options.file)
         problems = sample(everything, options.problems, options.seed)
         with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from completion_ls.bench.protocol import MOST_BUSY, ROUNDS, TOKENS, Report, Result, measure
-from completion_ls.cli.bench import FAILURES, failed, need, saying
-from completion_ls.config.sources import resolve_strict
+from completion_ls.cli.bench import FAILURES, failed, need, saying, settings_of_an_engine_here
 
 HEAD = ("", "context", "tokens/s", "from", "to", "first token")
 
@@ -23,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.plot:
             need("matplotlib", "--plot")
-        settings = resolve_strict()
+        settings = settings_of_an_engine_here()
         with saying() as say:
             report = asyncio.run(measure(settings, force=options.force, say=say))
         if options.plot:

@@ -15,9 +15,8 @@ from rich.table import Table
 
 from completion_ls.bench.sweep import TOKENS, Report, measure
 from completion_ls.bench.sweep_figures import Question, Row
-from completion_ls.cli.bench import FAILURES, failed, need, saying
+from completion_ls.cli.bench import FAILURES, failed, need, saying, settings_of_an_engine_here
 from completion_ls.cli.bench_protocol import busy_notes
-from completion_ls.config.sources import resolve_strict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.plot:
             need("matplotlib", "--plot")
-        settings = resolve_strict()
+        settings = settings_of_an_engine_here()
         with saying() as say:
             report = asyncio.run(
                 measure(

@@ -12,6 +12,7 @@ import tomlkit
 
 from completion_ls.cli.models import named
 from completion_ls.config import paths, user_file
+from completion_ls.config.api_key import API_KEY_VARIABLE
 from completion_ls.config.profiles import TAKES_GIB, of_profile, planned
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import (
@@ -26,12 +27,14 @@ from completion_ls.config.sources import (
 from completion_ls.config.user_file import UserFileError
 from completion_ls.engines.exl2 import checks
 from completion_ls.engines.exl2.gpu import GraphicsCard, find_card
+from completion_ls.engines.remote.keys import user
 from completion_ls.models import local
 from completion_ls.models.store import megabytes, shown
 
 GIB = 2**30
 CHOICES = ("nvidia-24gb", "nvidia-16gb", "nvidia-12gb")
 """Those that are chosen unasked, the best first: all can be fetched, and know FIM."""
+REMOTE = "remote"
 DESKTOP = GIB // 2
 """Bytes of the card that a desktop is taken to use."""
 
@@ -99,7 +102,12 @@ def found(card: GraphicsCard | None) -> str:
 def choose(card: GraphicsCard | None, old: object = None) -> tuple[str, str]:
     """The best profile for the card, and a sentence that says why. What is in use just now does not
     count: it may be our own daemon. `old` is the profile that the settings name; one for a card is
-    kept where none is seen, as a driver may be broken."""
+    kept where none is seen, as a driver may be broken, and one for a server in any case."""
+    if old == REMOTE:
+        return REMOTE, (
+            f"The profile {REMOTE} of your settings is kept, whatever this machine can do; `completion-ls "
+            f"init --profile {DEFAULT_PROFILE}` takes the one that needs no server."
+        )
     cpu = f"the profile {DEFAULT_PROFILE} is chosen, whose small model needs no card."
     if card is None:
         if isinstance(old, str) and old in TAKES_GIB:
@@ -176,6 +184,12 @@ def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterat
             yield f"{piece.name} is missing. {piece.how_to_get}"
         if not own and card and (short := _short(profile, card)):
             yield short
+    if settings.engine.kind == "remote":
+        yield (
+            f"The server is {user(settings.remote.url) or 'not named yet'}: remote.url in "
+            f"{shown(paths.config_file())} names another. A key that it asks for goes into "
+            f"{API_KEY_VARIABLE} or the keyring, and never into a settings file."
+        )
     missing = {name: local.to_fetch(name) for name in named(settings)}
     missing = {name: size for name, size in missing.items() if size != 0}
     if missing:

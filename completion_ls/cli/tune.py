@@ -20,9 +20,9 @@ from completion_ls.bench.tune import ROUNDS, Search
 from completion_ls.bench.tune_arms import CHUNK_KEY, changes, described
 from completion_ls.bench.tune_engines import Tuning
 from completion_ls.bench.tune_figures import COLD_SHARE, SURE, WORTH
-from completion_ls.cli.bench import saying
+from completion_ls.cli.bench import saying, settings_of_an_engine_here
 from completion_ls.config import paths, user_file
-from completion_ls.config.sources import SettingsError, resolve, resolve_strict
+from completion_ls.config.sources import SettingsError, resolve
 from completion_ls.config.user_file import UserFileError
 from completion_ls.context.permitted import BadPattern
 from completion_ls.models.errors import ModelError
@@ -48,7 +48,11 @@ def run(options: argparse.Namespace) -> int:
         if options.write:  # an hour later would be late to say no
             user_file.values(user_file.read(paths.config_file()), paths.config_file())
         tuning = Tuning(
-            resolve_strict(), options.folder, options.budget, tuple(options.draft), options.force
+            settings_of_an_engine_here(),
+            options.folder,
+            options.budget,
+            tuple(options.draft),
+            options.force,
         )
         try:
             with saying() as say:

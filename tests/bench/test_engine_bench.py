@@ -216,6 +216,21 @@ def test_another_engine_than_it_can_measure(
     assert "torch_cpu only" in said and "scripts/gpu_check.sh" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["bench", action] for action in ("engine", "quality", "acceptance", "protocol", "sweep")),
+        *(["bench", "calibrate", "a.json.gz"], ["bench", "infill", "a.jsonl"], ["tune", "."]),
+    ],
+)
+def test_a_server_is_not_measured_as_an_engine(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMPLETION_LS_PROFILE", "remote")
+    assert main(command) == 1
+    assert "engine.kind is remote" in capsys.readouterr().err
+
+
 def test_the_peers_of_the_command_line_are_those_that_are_measured() -> None:
     assert PEERS == (engine.LLAMA_CPP, engine.TRANSFORMERS)
 

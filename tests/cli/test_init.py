@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from completion_ls.cli import init
 from completion_ls.cli.main import main
 from completion_ls.config.paths import config_file
+from completion_ls.config.profiles import of_profile
 from completion_ls.config.sources import profile_names, profiles_dir, resolve
 from completion_ls.engines.exl2 import checks, gpu
 from completion_ls.engines.exl2.checks import Piece
@@ -191,6 +192,26 @@ def test_a_profile_for_a_card_that_is_not_seen_is_kept(
     assert "is kept" in said and "`completion-ls init --profile cpu`" in said
     assert init.run("cpu", dry_run=False) == 0
     assert tomllib.loads(file.read_text()) == {"profile": "cpu"}
+
+
+def test_a_server_that_was_chosen_is_kept(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["init", "--profile", "remote"]) == 0
+    said = capsys.readouterr().out
+    assert "The server is 127.0.0.1:8080" in said and "COMPLETION_LS_API_KEY" in said
+    assert "refused" not in said
+    monkeypatch.setattr(init, "find_card", lambda: GraphicsCard("c", 24 * GIB, 24 * GIB, (8, 6)))
+    assert main(["init"]) == 0
+    assert tomllib.loads(file.read_text()) == {"profile": "remote"}
+    assert "is kept" in capsys.readouterr().out
+
+
+def test_the_profile_of_a_server_falls_back_to_one_of_this_machine(file: Path) -> None:
+    settings, problems = resolve(profile="remote")
+    assert problems == []
+    assert settings.engine.kind == "remote"
+    assert of_profile(settings.remote.fallback)[0] == "torch_cpu"
 
 
 def test_a_variable_that_goes_before_the_file(
