@@ -123,7 +123,8 @@ class House:
         return self._daemon._peers
 
     def visitor(self) -> Visitor:
-        """Somebody connects."""
+        """Somebody connects. If another one has stopped it, it is the next daemon to which they do."""
+        self._daemon._stopping.clear()
         return Visitor(self._daemon._serve)
 
     def is_quiet(self) -> bool:

@@ -1,19 +1,22 @@
-"""A server that makes the FIM prompt itself: llama.cpp's own, of a tiny model that has FIM tokens and
-another vocabulary than ours."""
+"""A server with another vocabulary than ours, whose model has FIM tokens: llama.cpp's own, with a tiny model
+of random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.load import Loaded, load
-from completion_ls.engines.contract import Job
+from completion_ls.decode.vocabulary import spelling_of
+from completion_ls.engines.remote.ask import Gap
+from completion_ls.engines.remote.engine import RemoteEngine
+from completion_ls.prompt.build import Prompt
 from completion_ls.wire.endpoint import DaemonConfig
-from support.jobs import drain
+from support.jobs import drain, job
 from support.remote_llama import Llama, llama, write_fim_gguf
 from support.tiny_model import write_tiny_model
 
@@ -21,81 +24,117 @@ pytestmark = pytest.mark.process
 
 ABOVE = "def add(a, b):\n    return a + b\n\n\n" * 4
 BELOW = "\n\nprint(add(1, 2))\n"
+LINES = ["x = add(", "for val", "    ", "é = '日"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
-    gguf = tmp_path_factory.mktemp("fim") / "fim.gguf"
-    write_fim_gguf(gguf)
-    with llama(gguf=gguf) as started:
-        yield started
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where our tokenizer is."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@contextmanager
+def served(gguf: Path, folder: Path, marks: tuple[str, str, str]) -> Iterator[tuple[Llama, Loaded]]:
+    write_fim_gguf(gguf, marks)
+    with llama(gguf=gguf) as server:
+        sections = {
+            "model": {"name": str(folder)},
+            "engine": {"kind": "remote"},
+            "remote": {"url": server.url, "timeout_s": 60},
+        }
+        config = DaemonConfig.of(Settings.model_validate(sections))
+        loaded = load(config, lambda text, fraction: None)
+        yield server, loaded
+        loaded.engine.close()
 
 
 @pytest.fixture(scope="module")
-def loaded(server: Llama, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    folder = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    sections = {
-        "model": {"name": str(folder)},
-        "engine": {"kind": "remote"},
-        "remote": {"url": server.url, "timeout_s": 60},
-    }
-    config = DaemonConfig.of(Settings.model_validate(sections))
-    found = load(config, lambda text, fraction: None)
-    yield found
-    found.engine.close()
+def of_known_names(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> Iterator[tuple[Llama, Loaded]]:
+    gguf = tmp_path_factory.mktemp("known") / "fim.gguf"
+    with served(gguf, folder, ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")) as found:
+        yield found
 
 
-@pytest.mark.parametrize("line", ["x = add(", "for val", "    ", "é = '日"])
-def test_the_server_is_given_what_stands_before_and_behind_the_gap(
-    server: Llama, loaded: Loaded, line: str
-) -> None:
-    assert loaded.prompts.format_name == "qwen"  # whose tokens ours has not, but for the marks
-    prompt = loaded.prompts.build(
-        ABOVE + line, BELOW, context="", budget=500, suffix_share=0.3, repository=None
-    )
-    loaded.engine.add(Job(1, prompt.ids, 12, unfinished=prompt.unfinished, document="a"))
+@pytest.fixture(scope="module")
+def of_other_names(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> Iterator[tuple[Llama, Loaded]]:
+    gguf = tmp_path_factory.mktemp("other") / "fim.gguf"
+    with served(gguf, folder, ("<our-p>", "<our-s>", "<our-m>")) as found:
+        yield found
+
+
+def prompt_of(loaded: Loaded, line: str) -> Prompt:
+    text = ABOVE + line
+    return loaded.prompts.build(text, BELOW, context="", budget=500, suffix_share=0.3)
+
+
+def said(loaded: Loaded, prompt: Prompt, most: int = 12) -> bytes:
+    """The answer, with the word that it begins with."""
+    wanted = job(prompt.ids, most, unfinished=prompt.unfinished, document="a")
+    loaded.engine.add(wanted)
     events = list(drain(loaded.engine, 100_000))
-    spell = loaded_spelling(loaded.tokenizer)
-    said = b"".join(spell(token) for event in events for token in event.tokens)
-    typed = prompt.unfinished.text if prompt.unfinished else b""
-    assert said.startswith(typed)
-    # Typed lines from the anchor on stand behind the middle mark, and so the prefix stays as it is.
-    texts = {"input_prefix": ABOVE, "input_suffix": BELOW, "n_predict": 12, "temperature": 0}
-    samplers = {"samplers": ["temperature"]}
-    whole = server.post("/infill", {**texts, **samplers, "prompt": line})["content"].encode()
-    before = line.encode()[: len(line.encode()) - len(typed)].decode()
-    healed = server.post("/infill", {**texts, **samplers, "prompt": before})["content"].encode()
+    spell = spelling_of(loaded.tokenizer)
+    return b"".join(spell(token) for event in events for token in event.tokens)
+
+
+def greedy(server: Llama, path: str, wanted: dict[str, object]) -> bytes:
+    options = {"n_predict": 12, "temperature": 0, "samplers": ["temperature"]}
+    return str(server.post(path, {**options, **wanted})["content"]).encode()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_server_whose_fim_tokens_are_known_is_sent_them_by_name(
+    of_known_names: tuple[Llama, Loaded], line: str
+) -> None:
+    """So that what is typed stands last, and its cache serves."""
+    server, loaded = of_known_names
+    assert loaded.prompts.format_name == "santacoder"
+    prompt = prompt_of(loaded, line)
+    found = said(loaded, prompt)
+    typed = prompt.typed.encode()
+    assert found.startswith(typed)
+    text = engine_of(loaded)._desk.texts.render(prompt.before).prompt
+    assert isinstance(text, str) and text.startswith("<fim-prefix>") and "<fim-middle>" in text
+    assert BELOW in text and (text + prompt.typed).endswith(line)
+    healed = greedy(server, "/completion", {"prompt": text})
+    whole = greedy(server, "/completion", {"prompt": text + prompt.typed})
     expected = healed if healed.startswith(typed) else typed + whole
-    assert said[:8] == expected[:8]
+    assert found[: len(typed) + 2] == expected[: len(typed) + 2]
 
 
-def loaded_spelling(tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
-    from completion_ls.decode.vocabulary import spelling_of
-
-    return spelling_of(tokenizer)
-
-
-def test_the_next_key_costs_the_server_little(loaded: Loaded) -> None:
+def test_the_next_key_costs_such_a_server_little(of_known_names: tuple[Llama, Loaded]) -> None:
+    _, loaded = of_known_names
     computed = []
     for length in range(1, 20):
-        text = ABOVE + "x = add(first, second)"[:length]
-        prompt = loaded.prompts.build(text, BELOW, context="", budget=500, suffix_share=0.3)
-        wanted = Job(100 + length, prompt.ids, 3, unfinished=prompt.unfinished, document="b")
+        prompt = prompt_of(loaded, "x = add(first, second)"[:length])
+        wanted = job(prompt.ids, 3, unfinished=prompt.unfinished, document="b")
         loaded.engine.add(wanted)
         computed.append(list(drain(loaded.engine, 100_000))[-1].computed)
     assert sorted(computed[1:])[len(computed) // 2] <= 8  # a token is a byte in that vocabulary
 
 
-def test_the_parts_of_a_prompt_are_found(loaded: Loaded, tmp_path: Path) -> None:
-    from completion_ls.engines.remote.ask import Gap
-    from completion_ls.engines.remote.engine import RemoteEngine
-
-    engine = loaded.engine
-    assert isinstance(engine, RemoteEngine)
-    prompt = loaded.prompts.build(
-        ABOVE + "x = 1\ny = ", BELOW, context="", budget=500, suffix_share=0.3
-    )
-    gap = engine._desk.texts.render(prompt.ids).prompt
+@pytest.mark.parametrize("line", LINES)
+def test_a_server_whose_fim_tokens_nobody_knows_makes_the_prompt_itself(
+    of_other_names: tuple[Llama, Loaded], line: str
+) -> None:
+    server, loaded = of_other_names
+    prompt = prompt_of(loaded, line)
+    found = said(loaded, prompt)
+    typed = prompt.typed.encode()
+    assert found.startswith(typed)
+    gap = engine_of(loaded)._desk.texts.render(prompt.before).prompt
     assert isinstance(gap, Gap)
-    assert gap.before + gap.typed == ABOVE + "x = 1\ny = "
-    assert gap.after == BELOW and gap.typed
+    assert gap.before + prompt.typed == ABOVE + line and gap.after == BELOW
+    texts = {"input_suffix": BELOW, "input_prefix": gap.before}
+    healed = greedy(server, "/infill", texts)
+    whole = greedy(server, "/infill", {**texts, "input_prefix": ABOVE + line})
+    expected = healed if healed.startswith(typed) else typed + whole
+    assert found[: len(typed) + 2] == expected[: len(typed) + 2]
+
+
+def engine_of(loaded: Loaded) -> RemoteEngine:
+    assert isinstance(loaded.engine, RemoteEngine)
+    return loaded.engine

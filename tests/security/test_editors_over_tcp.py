@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import shutil
 import socket
 import ssl
 import stat
@@ -21,6 +20,7 @@ import pytest
 
 from completion_ls.lsp import admission, tcp
 from completion_ls.lsp.channel import frame, read_frame
+from support.certificates import certificate
 from support.raw_lsp import message
 
 SERVER = [sys.executable, "-m", "completion_ls"]
@@ -204,24 +204,6 @@ def test_half_a_certificate_is_refused(isolated: dict[str, str], tmp_path: Path,
     said = refused("--tcp", "0.0.0.0:0", half, str(tmp_path / "x"))
     assert "both --tls-cert and --tls-key" in said
     assert "--tcp" in refused("--stdio", half, str(tmp_path / "x"))
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key, made now."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("openssl is not installed, which makes the certificate")
-    files = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *(program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-out", str(files[0]), "-keyout", str(files[1])),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return files
 
 
 def test_over_tls_a_whole_session_works(isolated: dict[str, str], tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ class Llama:
         return [slot["id"] for slot in slots if slot["is_processing"]]
 
 
-def write_fim_gguf(path: Path) -> None:
-    """A tiny model of random numbers that has FIM tokens, and a token for each byte."""
+def write_fim_gguf(path: Path, marks: tuple[str, str, str]) -> None:
+    """A tiny model of random numbers that has FIM tokens of these names, and a token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    special = ["<|endoftext|>", *marks]
     tokens = special + alphabet
     hidden, inner = 64, 128
     writer = GGUFWriter(path, "llama")
@@ -79,6 +79,8 @@ def write_fim_gguf(path: Path) -> None:
     writer.add_token_types(kinds)
     writer.add_token_merges([f"{alphabet[0]} {alphabet[1]}"])
     writer.add_eos_token_id(0)
+    for number, part in enumerate(("pre", "suf", "mid"), start=1):
+        writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", number)
     shapes = {
         "token_embd.weight": (len(tokens), hidden),
         "output_norm.weight": (hidden,),

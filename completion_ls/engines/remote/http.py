@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import os
 import random
+import socket
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -22,6 +24,7 @@ import httpx2
 
 from completion_ls import __version__
 from completion_ls.engines.remote.errors import Refused, ServerError
+from completion_ls.engines.remote.keys import is_this_machine
 
 TRIES = 3
 PAUSE_S = 0.1
@@ -34,7 +37,6 @@ MOST_LINE = 16 * 1024 * 1024
 MOST_ERROR = 64 * 1024
 QUOTED = 300
 """Characters of what a server says of an error."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Json = dict[str, Any]
 
@@ -51,16 +53,16 @@ class Client:
         headers = {"User-Agent": f"completion-ls/{__version__}"}
         if key:
             headers |= {"Authorization": f"Bearer {key}"}
-        is_here = address.hostname in LOOPBACK
         self._timeout_s = timeout_s
+        limits = httpx2.Limits(max_connections=64, keepalive_expiry=60)
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
-            limits=httpx2.Limits(max_connections=64, keepalive_expiry=60),
+            limits=limits,
             # Nothing that was meant for one server goes to another.
             follow_redirects=False,
-            # A proxy is for other machines.
-            trust_env=not is_here,
+            # A proxy, which the environment may name, is for other machines.
+            transport=httpx2.AsyncHTTPTransport(limits=limits) if is_this_machine(url) else None,
         )
 
     async def close(self) -> None:
@@ -291,7 +293,9 @@ def _reason(error: BaseException) -> str:
     """What the system said of a connection, without what libraries put around it."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
+        if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+            return os.strerror(cause.errno).lower()
+        if isinstance(cause, socket.gaierror):
+            return "nobody knows a machine of that name"
         cause = cause.__cause__ or cause.__context__
     return "no connection"

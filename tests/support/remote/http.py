@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections import deque
@@ -174,8 +175,9 @@ class _Planned:
 class Server:
     """Runs until it is closed. What it was asked is in `requests`, the last one last."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, tls: ssl.SSLContext | None = None) -> None:
         self.dialect = dialect
+        self._tls = tls
         self.requests: list[Asked] = []
         self.connections = 0
         """How many have been made."""
@@ -191,7 +193,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     def asked(self, path: str) -> list[Asked]:
         """The requests for `path`."""
@@ -239,7 +241,7 @@ class Server:
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(
-            self._connected, "127.0.0.1", self._port, reuse_address=True
+            self._connected, "127.0.0.1", self._port, reuse_address=True, ssl=self._tls
         )
         self._port = self._listener.sockets[0].getsockname()[1]
 
@@ -358,9 +360,9 @@ async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> Ask
 
 
 @contextmanager
-def serving(dialect: Dialect) -> Iterator[Server]:
+def serving(dialect: Dialect, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """A server of that kind on a free port of this machine."""
-    server = Server(dialect)
+    server = Server(dialect, tls)
     try:
         yield server
     finally:
