@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from engines.test_contract import (
@@ -24,6 +25,7 @@ from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Finish, Job, Lane, Sampling
 from completion_ls.engines.remote.covering import Places, Told, Unknown, WordChoice
 from completion_ls.engines.remote.engine import RemoteEngine
+from completion_ls.engines.remote.http import Client
 from support.jobs import Answer, drain, job, run
 from support.remote_llama import Llama
 
@@ -341,3 +343,33 @@ def test_close_drops_jobs_and_frees_the_server(
             break
         time.sleep(0.05)
     assert not server.busy()
+
+
+def test_its_openai_interface_is_spoken_to_by_texts(
+    server: Llama,
+    connected: Callable[[str], RemoteEngine],
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a proxy that lets nothing else through."""
+    get = Client.get
+
+    async def without_props(client: Client, path: str) -> Any:
+        return None if path == "/props" else await get(client, path)
+
+    monkeypatch.setattr(Client, "get", without_props)
+    engine = connected(server.url)
+    able = engine.abilities
+    assert (able.dialect, able.software, able.by_tokens) == ("openai", "llama.cpp", False)
+    assert able.same_tokens and able.logprobs and able.reuses and able.fills_in == ""
+    vocabulary = Vocabulary(reader.tokenizer)
+    computed = []
+    for end in range(200, 230):
+        prompt = reader.prompt(CODE[:end])
+        wanted = job(prompt.ids, 6, unfinished=prompt.unfinished, document="a")
+        answer = run(engine, wanted)
+        computed.append(answer.computed)
+        spelled = b"".join(map(vocabulary.bytes_of, answer.tokens))
+        assert spelled.startswith(prompt.typed.encode())
+        assert all(logprob <= 0 for logprob in answer.logprobs)
+    assert sorted(computed)[len(computed) // 2] <= 12

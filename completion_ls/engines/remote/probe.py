@@ -229,8 +229,10 @@ async def _tokenized(
             answer = await client.post(path, body)
         except Refused:
             continue
-        if isinstance(answer, dict) and isinstance(answer.get("tokens"), list):
-            return [one["id"] if isinstance(one, dict) else one for one in answer["tokens"]]
+        # None of a text that has some: it has read another field.
+        told = answer.get("tokens") if isinstance(answer, dict) else None
+        if isinstance(told, list) and told:
+            return [one["id"] if isinstance(one, dict) else one for one in told]
     return None
 
 
