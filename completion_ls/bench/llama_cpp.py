@@ -133,7 +133,7 @@ async def replay(
     context = max(CONTEXT, settings.prompt.max_tokens + most_tokens + SLACK)
     async with serving(gguf, context=context, threads=threads_of(settings)) as server:
         async with server.ask(prompt(text, stretch.cursor), most_tokens) as answer:
-            await _first_token(answer)
+            await first_token(answer)
             await answer.read()
         cursor = stretch.cursor
         steps = zip(stretch.transactions, stretch.gaps_s, strict=True)
@@ -143,7 +143,7 @@ async def replay(
             asked = prompt(text, cursor)
             sent = time.perf_counter()
             async with server.ask(asked, most_tokens) as answer:
-                await _first_token(answer)
+                await first_token(answer)
                 times.append(1e3 * (time.perf_counter() - sent))
                 progress(done)
                 await pause(sent, gap_s)
@@ -213,7 +213,8 @@ async def serving(
         yield Server(address.hostname, address.port, started.pid, float(words[1]))
 
 
-async def _first_token(answer: asyncio.StreamReader) -> None:
+async def first_token(answer: asyncio.StreamReader) -> None:
+    """Read a streamed answer up to its first token, or to its end. Raises PeerError where it breaks off."""
     async for line in answer:
         if line.startswith(b"data: "):
             event = json.loads(line[len(b"data: ") :])
@@ -241,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted.model.path = options.gguf
     wanted.n_ctx = options.context
     wanted.n_parallel = options.slots
+    wanted.endpoint_metrics = True
     wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = options.threads
     wanted.port = options.port
     wanted.verbosity = 0

@@ -11,7 +11,6 @@ from completion_ls.bench.future import came_next
 from completion_ls.bench.session import Session
 from completion_ls.bench.shown import Key, Worth, worth
 from completion_ls.bench.trace import Stretch
-from completion_ls.wire.client import EngineFailed
 
 
 async def replay(
@@ -35,8 +34,7 @@ async def replay(
         for done, (transaction, gap_s) in enumerate(steps, start=1):
             sent = time.perf_counter()
             await session.type(*transaction)
-            if session.editor.messages:  # shown to the user, since something does not work
-                raise EngineFailed(session.editor.messages[-1])
+            session.check()
             progress(done)
             await pause(sent, gap_s)
         await session.finish()

@@ -119,6 +119,11 @@ class Session:
         )
         return request
 
+    def check(self) -> None:
+        """Raise EngineFailed with what the user was told of something that does not work."""
+        if self.editor.messages:
+            raise EngineFailed(self.editor.messages[-1])
+
     async def finish(self) -> None:
         """Wait for the last answer and count it."""
         if self._request:

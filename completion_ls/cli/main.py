@@ -126,6 +126,10 @@ def _run(options: argparse.Namespace) -> int:
                     from completion_ls.cli import bench_infill
 
                     return bench_infill.infill(options)
+                case "server":
+                    from completion_ls.cli import bench_server
+
+                    return bench_server.run(options)
                 case "calibrate":
                     from completion_ls.cli import bench_calibrate
 
@@ -371,6 +375,36 @@ def _parser() -> argparse.ArgumentParser:
         "--table", type=Path, metavar="FILE", help="write the model's reliability table (JSON)"
     )
     calibrate.add_argument("--json", action="store_true", help="print the figures as JSON")
+    text = "what typing costs a server that many share, and how many users it has room for"
+    server = bench.add_parser("server", help=text, description=text)
+    server.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
+    server.add_argument(
+        "--keystrokes", type=_rounds, default=300, metavar="N", help="how many (300)"
+    )
+    server.add_argument("--start", type=_count, default=0, metavar="N", help="transactions to skip")
+    server.add_argument(
+        "--rounds", type=_rounds, default=1, metavar="N", help="how often all is typed (1)"
+    )
+    server.add_argument(
+        "--slots", type=_rounds, default=4, metavar="N", help="prompts that the server holds (4)"
+    )
+    server.add_argument(
+        "--users", type=_rounds, default=100, metavar="N", help="who share the server (100)"
+    )
+    server.add_argument(
+        "--typing-share",
+        type=_share,
+        default=0.1,
+        metavar="SHARE",
+        help="of their time, how much they type (0.1: six minutes of an hour)",
+    )
+    server.add_argument(
+        "--passes-per-second",
+        type=_rate,
+        metavar="N",
+        help="what another server does, of all answers together (default: this one, measured)",
+    )
+    server.add_argument("--json", action="store_true", help="print the figures as JSON")
     replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")
     replay.add_argument(
@@ -440,6 +474,28 @@ def _cost(text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
+    return value
+
+
+def _share(text: str) -> float:
+    """An option's value that is a part of a whole, and not none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share of more than 0 and at most 1")
+    return value
+
+
+def _rate(text: str) -> float:
+    """An option's value that is so many a second, and not none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of more than 0")
     return value
 
 
