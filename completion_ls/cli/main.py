@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
 
             match options.action:
                 case "pull":
-                    return models.pull(options.name)
+                    return models.pull(options.name, tokenizer=options.tokenizer)
                 case "path":
                     return models.path(options.name)
                 case _:
@@ -278,13 +278,20 @@ def _parser() -> argparse.ArgumentParser:
         ("pull", "fetch a model", "all that your settings name"),
         ("path", "print the folder of a model", "the one of your settings"),
     ):
-        models.add_parser(action, help=text, description=text, parents=[common]).add_argument(
+        one_model = models.add_parser(action, help=text, description=text, parents=[common])
+        one_model.add_argument(
             "name",
             nargs="?",
             metavar="NAME",
             help="from `models list`, or a repository of the Hugging Face hub: owner/name or "
             f"owner/name@revision (default: {default})",
         )
+        if action == "pull":
+            one_model.add_argument(
+                "--tokenizer",
+                action="store_true",
+                help="without the weights, which a server has (engine.kind remote)",
+            )
     models.add_parser("list", help="list what can be fetched and what is here")
     bench = command("bench", "Measurements.").add_subparsers(
         dest="action", required=True, metavar="ACTION"

@@ -22,17 +22,32 @@ if TYPE_CHECKING:
 NOT_FETCHED = "not fetched"
 
 
-def pull(name: str | None) -> int:
-    """Fetch and convert a model (None: all that the settings name), with a progress bar on stderr."""
+def pull(name: str | None, *, tokenizer: bool = False) -> int:
+    """Fetch and convert a model (None: all that the settings name), with a progress bar on stderr; or
+    its tokenizer only, which is all that is needed where a server computes."""
     try:
-        for one in [name] if name else _named_for_engine(resolve_strict()):
+        only, names = tokenizer, [name] if name else []
+        if not names:
+            settings = resolve_strict()
+            only = only or settings.engine.kind == "remote"
+            names = [settings.model.name] if only else _named_for_engine(settings)
+        for one in names:
             with _bar() as report:
-                model = local.pull(one, progress=report)
-            print(f"{model.name} is ready in {model.folder}.", file=sys.stderr)
+                said = _pulled(one, only, report)
+            print(said, file=sys.stderr)
     except (local.ModelError, SettingsError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _pulled(name: str, only_tokenizer: bool, report: Report) -> str:
+    """Fetch a model or its tokenizer; returns the sentence that says so."""
+    if only_tokenizer:
+        folder = local.pull_tokenizer(name, progress=report)
+        return f"The tokenizer of {name} is ready in {folder}."
+    model = local.pull(name, progress=report)
+    return f"{model.name} is ready in {model.folder}."
 
 
 def _named_for_engine(settings: Settings) -> list[str]:
@@ -99,8 +114,10 @@ def _on_disk(repository: hub.HubModel) -> tuple[str, str]:
     folder = hub.find(repository)
     if folder:
         return "ready", shown(folder)
-    begun = hub.progress_of(repository)
-    return (f"{megabytes(begun[0])} of {megabytes(begun[1])}" if begun else NOT_FETCHED), ""
+    if begun := hub.progress_of(repository):
+        return f"{megabytes(begun[0])} of {megabytes(begun[1])}", ""
+    tokenizer = hub.find_tokenizer(repository)
+    return ("tokenizer only", shown(tokenizer)) if tokenizer else (NOT_FETCHED, "")
 
 
 def path(name: str | None) -> int:

@@ -3,7 +3,9 @@
 The files go into `hub/OWNER--NAME@REVISION.part` in the cache, each under a name of its own until it
 is whole and what the hub says it is; the folder gets its final name when all are. What a killed
 process leaves is therefore gone on with, byte for byte. The hub's own client keeps no partial file
-of a process that died, so it is asked for the list of files, and they are fetched here.
+of a process that died, so it is asked for the list of files, and they are fetched here. Of a model that
+a server computes only the tokenizer may be fetched: then the marker names no weights, until a later
+pull has the rest come.
 """
 
 from __future__ import annotations
@@ -64,13 +66,17 @@ LONGEST_WAIT_S = 120
 """Most that a busy hub can have us wait."""
 
 SAFETENSORS = "*.safetensors"
-NEEDED = ("config.json", "tokenizer.json")
+TOKENIZER = "tokenizer.json"
+NEEDED = ("config.json", TOKENIZER)
 WANTED = {
     *NEEDED,
     *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
     "model.safetensors.index.json",
 }
+"""What is fetched beside weights."""
+OF_WEIGHTS = (".safetensors", ".safetensors.index.json")
+"""How names end that a tokenizer has no use for."""
 
 SHAPELESS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What comes of JSON that is none, or of another shape than was promised."""
@@ -124,14 +130,23 @@ def parse(name: str) -> HubModel | None:
 def find(model: HubModel) -> Path | None:
     """Its folder, if all files are there in their sizes. Touches no network."""
     files = _marked(model, model.folder)
-    whole = files and all(_size(model.folder / file.name) == file.size for file in files)
-    return model.folder if whole else None
+    return model.folder if has_weights(files) and _are_here(model.folder, files) else None
+
+
+def find_tokenizer(model: HubModel) -> Path | None:
+    """The folder with its tokenizer, whether the weights are there or not, or only in part. Touches no
+    network."""
+    for folder in (model.folder, model.unfinished):
+        files = _of_tokenizer(_marked(model, folder))
+        if files and _are_here(folder, files):
+            return folder
+    return None
 
 
 def progress_of(model: HubModel) -> tuple[int, int] | None:
-    """Bytes here and bytes of all, where it was begun and not brought to an end."""
+    """Bytes here and bytes of all, where it was begun with its weights and not brought to an end."""
     files = _marked(model, model.unfinished)
-    if not files:
+    if not has_weights(files):
         return None
     return sum(_have(model.unfinished, file) for file in files), sum(file.size for file in files)
 
@@ -150,29 +165,36 @@ def known() -> list[HubModel]:
     return sorted(found, key=str)
 
 
-def pull(model: HubModel, progress: Progress = silent) -> Path:
-    """Its folder, fetched where it is not there yet; what an earlier attempt brought is kept.
+def pull(model: HubModel, progress: Progress = silent, *, only_tokenizer: bool = False) -> Path:
+    """Its folder, fetched where it is not there yet; what an earlier attempt brought is kept. With
+    `only_tokenizer` no weights come, and where some are there already they stay.
 
     Safe to call in several processes at once: one fetches, the others wait and find it. Raises
     ModelError.
     """
-    if ready := find(model):
+    found = find_tokenizer if only_tokenizer else find
+    if ready := found(model):
         return ready
     with sole(f"{PLACE}/{model.folder.name}.lock", progress):
-        if ready := find(model):
+        if ready := found(model):
             return ready
         with _sentences(model):
             api = _api()
-            commit, files = _listing(api, model)
+            commit, files = _listing(api, model, only_tokenizer)
+            wanted = _of_tokenizer(files) if only_tokenizer else files
+            if not any(has_weights(_marked(model, at)) for at in (model.folder, model.unfinished)):
+                files = wanted
             part = _unfinished_folder(model, commit, files)
-            left = sum(file.size - _have(part, file) for file in files)
+            left = sum(file.size - _have(part, file) for file in wanted)
             check_room(part, left)
             try:
-                _fetch_all(api, model, commit, files, part, progress)
+                _fetch_all(api, model, commit, wanted, part, progress)
             except OSError as error:
                 if error.errno in FULL:
                     raise no_room(part, left + SLACK) from error
                 raise
+        if not _are_here(part, files):  # a pull of the weights was begun, and is gone on with later
+            return part
         part.rename(model.folder)
     return model.folder
 
@@ -215,8 +237,9 @@ def _refuse_http(request: httpx2.Request) -> None:
         )
 
 
-def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
-    """The commit that the revision is at, and the files of it that are wanted."""
+def _listing(api: HfApi, model: HubModel, only_tokenizer: bool) -> tuple[str, list[HubFile]]:
+    """The commit that the revision is at, and the files of it that are wanted: with `only_tokenizer` the
+    weights may be missing."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
@@ -238,8 +261,8 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
             "log in (open any page in a browser), or a proxy stands between. Then try again."
         ) from error
     names = {file.name for file in files}
-    missing = [name for name in NEEDED if name not in names]
-    if not any(name.endswith(".safetensors") for name in names):
+    missing = [name for name in ((TOKENIZER,) if only_tokenizer else NEEDED) if name not in names]
+    if not only_tokenizer and not has_weights(files):
         missing.append(SAFETENSORS)
     pickle = pickles.first(one.rfilename for one in info.siblings or [])
     if missing == [SAFETENSORS] and pickle:
@@ -252,8 +275,9 @@ def _listing(api: HfApi, model: HubModel) -> tuple[str, list[HubFile]]:
             else "name another repository"
         )
         raise ModelError(
-            f"The repository {model.repository} is no model that can be used at its revision "
-            f"{model.revision}: it has no {' and no '.join(missing)} there; {hint}."
+            f"The repository {model.repository} is no {'tokenizer' if only_tokenizer else 'model'} that "
+            f"can be used at its revision {model.revision}: it has no {' and no '.join(missing)} there; "
+            f"{hint}."
         )
     return commit, files
 
@@ -494,9 +518,22 @@ def _wrong_size(file: HubFile, size: int) -> ModelError:
 
 
 def listed(model: HubModel) -> list[HubFile]:
-    """The files of the model that the hub listed when it was fetched as a whole, be they in order or
-    not; none where it never was here."""
+    """The files that the hub listed when the model, or its tokenizer, was fetched as a whole, be they in
+    order or not; none where it never was here."""
     return _marked(model, model.folder)
+
+
+def has_weights(files: list[HubFile]) -> bool:
+    """Whether these are of a whole model, and not of a tokenizer only."""
+    return any(file.name.endswith(".safetensors") for file in files)
+
+
+def _of_tokenizer(files: list[HubFile]) -> list[HubFile]:
+    return [file for file in files if not file.name.endswith(OF_WEIGHTS)]
+
+
+def _are_here(folder: Path, files: list[HubFile]) -> bool:
+    return all(_size(folder / file.name) == file.size for file in files)
 
 
 def is_right(path: Path, file: HubFile) -> bool:

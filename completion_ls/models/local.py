@@ -25,6 +25,7 @@ __all__ = [
     "is_known",
     "prepare",
     "pull",
+    "pull_tokenizer",
     "pulled",
     "quantisation",
     "ready",
@@ -80,8 +81,29 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
 
 
 def tokenizer_folder(name: str, progress: Progress = silent) -> Path:
-    """The folder with the tokenizer.json of a model whose weights are elsewhere. Raises ModelError."""
-    return prepare(name, progress=progress).folder
+    """The folder with the tokenizer.json of a model whose weights may be elsewhere: that of a whole
+    model, of a tokenizer that was pulled, or any with that file. Nothing is fetched of the hub. Raises
+    ModelError."""
+    path, repository = _path(name), hub_model(name)
+    if not catalogue.find(name) and path.is_dir():
+        if not (path / hub.TOKENIZER).is_file():
+            raise ModelError(f"The folder {path} has no {hub.TOKENIZER}; give another folder.")
+        return path
+    if not repository:
+        return prepare(name, progress=progress).folder
+    if folder := hub.find_tokenizer(repository):
+        return folder
+    raise ModelError(
+        f"The tokenizer of {name} is not on this machine; `completion-ls models pull {name} "
+        "--tokenizer` fetches it, and no weights."
+    )
+
+
+def pull_tokenizer(name: str, *, progress: Progress = silent) -> Path:
+    """As `tokenizer_folder`, but what is on the hub is fetched. Raises ModelError."""
+    if repository := hub_model(name):
+        return hub.pull(repository, progress, only_tokenizer=True)
+    return tokenizer_folder(name, progress)
 
 
 def ready(name: str, progress: Progress = silent) -> LocalModel | None:
@@ -186,6 +208,11 @@ def _from_hub(name: str, repository: hub.HubModel) -> LocalModel:
         size = f" ({megabytes(begun[0])} of {megabytes(begun[1])} are here)"
     else:
         size = f" (about {megabytes(known.size)})" if known else ""
+        if hub.find_tokenizer(repository) and not hub.has_weights(hub.listed(repository)):
+            raise ModelError(
+                f"Of the model {name} only the tokenizer is on this machine, and this engine needs its "
+                f"weights; `completion-ls models pull {name}` fetches them{size}."
+            )
     if catalogue.find_on_hub(name):
         what = f"The model {name} is not on this machine"
     else:
@@ -282,8 +309,10 @@ def _from_folder(folder: Path) -> LocalModel:
     if missing:
         inside = next(iter(sorted(folder.glob("*.gguf"))), None)
         advice = f"give the file {inside.name} in it" if inside else "give another folder"
+        only = ", only a tokenizer (which is enough for engine.kind remote)"
+        has = only if missing == ["*.safetensors"] else ""
         raise ModelError(
-            f"The folder {folder} is not a model: it has no {' and no '.join(missing)}; {advice}."
+            f"The folder {folder} is not a model: it has no {' and no '.join(missing)}{has}; {advice}."
         )
     for path in weights:
         if not _whole_safetensors(path):

@@ -52,6 +52,7 @@ def _fetched(entry: CatalogueEntry, progress: Progress) -> Compared:
 def _of_hub(model: hub.HubModel, progress: Progress) -> Compared:
     wrong = []
     files = hub.listed(model)
+    only = "" if hub.has_weights(files) else " --tokenizer"
     for file in files:
         path = model.folder / file.name
         kind, _, digest = file.digest.partition(":")
@@ -59,10 +60,11 @@ def _of_hub(model: hub.HubModel, progress: Progress) -> Compared:
         if not (hub.is_right(path, file) if right is None else right):
             wrong.append(
                 f"The file {path} is damaged or was changed: its hash is not the one that the hub "
-                f"listed. Delete it, then `completion-ls models pull {model}` fetches it again."
+                f"listed. Delete it, then `completion-ls models pull {model}{only}` fetches it again."
             )
+    what = " of the tokenizer, which is all that is here," if only else ""
     return Compared(
-        f"{len(files)} files compared with the hashes that the hub listed", tuple(wrong)
+        f"{len(files)} files{what} compared with the hashes that the hub listed", tuple(wrong)
     )
 
 
@@ -87,12 +89,14 @@ def _cut_fetched(entry: CatalogueEntry) -> str:
 
 
 def _cut_of_hub(model: hub.HubModel, name: str) -> str:
-    for file in hub.listed(model):
+    files = hub.listed(model)
+    only = "" if hub.has_weights(files) else " --tokenizer"
+    for file in files:
         path = model.folder / file.name
         size = path.stat().st_size if path.exists() else 0
         if size != file.size:
             return (
                 f"The file {path} has {size:,} bytes and should have {file.size:,}; `completion-ls "
-                f"models pull {name}` fetches what is missing."
+                f"models pull {name}{only}` fetches what is missing."
             )
     return ""
