@@ -80,9 +80,12 @@ ARMS = (PLUGIN, NO_SESSION, OURS, NOT_AHEAD)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key cost: the requests that began, and what the server did until the next key."""
+    """What a key cost: the requests that began until the next key, those of them before its first text (or
+    the answer that there is none), and what the server did. (It counts the tokens of an answer when that
+    ends, the rest at once.)"""
 
     requests: int
+    awaited: int
     work: Work
 
 
@@ -179,10 +182,11 @@ async def _counted(
     for done, (transaction, gap_s) in enumerate(steps, start=1):
         sent = time.perf_counter()
         await typist.type(transaction)
+        awaited = len(seen.requests) - asked
         progress(arm.name, done)
         await pause(sent, gap_s)
         after = await seen.work()
-        keys.append(Key(len(seen.requests) - asked, after.since(before)))
+        keys.append(Key(len(seen.requests) - asked, awaited, after.since(before)))
         before, asked = after, len(seen.requests)
     requests = seen.requests[first:]
     await typist.stop()

@@ -18,16 +18,14 @@ HELD = (NO_SESSION.name, OURS.name)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """An arm's figures: of a key, but for the shares. `cancelled_share` is of the requests, `unread` are
-    tokens that were decoded for nobody."""
+    """An arm's figures: of a key, but for the shares. `without_request_share` are keys that had their text
+    without one, `cancelled_share` is of the requests, `unread` are tokens that were decoded for nobody."""
 
     arm: str
     requests: float
     prompt_p50: float
     prompt_p95: float
     prompt: float
-    decoded_p50: float
-    decoded_p95: float
     decoded: float
     passes_p50: float
     passes_p95: float
@@ -67,9 +65,9 @@ def summarize(cost: Cost) -> Figures:
         cost.arm,
         cost.requests / count,
         *spread(lambda key: key.work.prompt_tokens),
-        *spread(lambda key: key.work.decoded),
+        fmean(key.work.decoded for key in cost.keys),
         *spread(lambda key: key.work.passes),
-        sum(key.requests == 0 for key in cost.keys) / count,
+        sum(key.awaited == 0 for key in cost.keys) / count,
         cost.cancelled / cost.requests if cost.requests else 0.0,
         cost.unread / count,
     )
@@ -91,10 +89,12 @@ def rows(figures: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
         return text, *map(shown, figures)
 
     yield row("requests", lambda one: f"{one.requests:.2f}")
-    yield row("keys without a request", lambda one: f"{100 * one.without_request_share:.0f} %")
+    yield row(
+        "keys answered without a request", lambda one: f"{100 * one.without_request_share:.0f} %"
+    )
     yield row("prompt tokens evaluated: mean (p50, p95)", lambda one: _spread(one, "prompt"))
-    yield row("tokens decoded", lambda one: _spread(one, "decoded"))
-    yield row("passes", lambda one: _spread(one, "passes"))
+    yield row("tokens decoded", lambda one: f"{one.decoded:.2f}")
+    yield row("passes: mean (p50, p95)", lambda one: _spread(one, "passes"))
     yield row("requests that were cancelled", lambda one: f"{100 * one.cancelled_share:.0f} %")
     yield row("tokens decoded after that", lambda one: f"{one.unread:.2f}")
 

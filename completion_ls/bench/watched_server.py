@@ -130,10 +130,10 @@ def read_metrics(text: str) -> Work:
 
 async def _carry(theirs: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Seen) -> None:
     async for line in theirs:
-        if line.startswith(b"data: {"):
-            event = json.loads(line[len(b"data: ") :])
-            seen.tokens = max(seen.tokens, int(event.get("tokens_predicted", 0)))
-            seen.complete = seen.complete or bool(event.get("stop"))
+        if line.startswith((b"data: {", b"{")):  # an event, or a whole answer
+            told = json.loads(line.removeprefix(b"data: "))
+            seen.tokens = max(seen.tokens, int(told.get("tokens_predicted", 0)))
+            seen.complete = seen.complete or bool(told.get("stop"))
         writer.write(line)
         await writer.drain()
     seen.complete = True
