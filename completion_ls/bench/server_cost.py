@@ -35,7 +35,7 @@ from completion_ls.bench.own_daemon import own_daemon
 from completion_ls.bench.replay import pause
 from completion_ls.bench.session import Session
 from completion_ls.bench.trace import Stretch, Transaction, apply
-from completion_ls.bench.watched_server import Seen, Watched, Work, watched
+from completion_ls.bench.watched_server import Watched, Work, watched
 from completion_ls.config.settings import Settings
 from completion_ls.config.sources import resolve_strict
 from completion_ls.lsp.generator import Generator
@@ -50,10 +50,10 @@ URI = "file:///typed/session.py"
 LANGUAGE = "python"
 TOKENS = 100
 """As many are decoded to see how many passes a second the server does, ..."""
-PATIENCE_S = "600"
-"""A small machine reads a long prompt for longer than anybody would wait."""
 BEHIND = 512
 """... behind so many of code."""
+PATIENCE_S = "600"
+"""A small machine reads a long prompt for longer than anybody would wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ async def _typed(
         with _environment(own):
             typist = _typist(arm, seen, stretch)
             try:
-                await typist.start(stretch.cursor)
+                await typist.start()
                 return await _counted(arm, typist, seen, stretch, progress)
             finally:
                 await typist.stop()
@@ -196,26 +196,23 @@ async def _counted(
         keys=tuple(keys),
         requests=len(requests),
         cancelled=sum(one.cancelled for one in requests),
-        unread=decoded - _read(seen.requests[first:]),
+        unread=decoded - sum(one.tokens for one in seen.requests[first:]),
     )
-
-
-def _read(requests: list[Seen]) -> int:
-    return sum(one.tokens for one in requests)
 
 
 async def _quiet(seen: Watched) -> Work:
     """The server's count once it does nothing more."""
-    before = await seen.work()
+    before = None
     while True:
-        await asyncio.sleep(0.3)
-        if (now := await seen.work()) == before:
+        now = None if await seen.is_busy() else await seen.work()
+        if now is not None and now == before:
             return now
         before = now
+        await asyncio.sleep(0.3)
 
 
 class _Typist(Protocol):
-    async def start(self, cursor: int) -> None:
+    async def start(self) -> None:
         """Ask once where the typing begins."""
 
     async def type(self, transaction: Transaction) -> None:
@@ -250,7 +247,7 @@ class _Plugin:
         self._cursor = stretch.cursor
         self._reading: asyncio.Task[None] | None = None
 
-    async def start(self, cursor: int) -> None:
+    async def start(self) -> None:
         await self._ask()
         assert self._reading
         await self._reading
@@ -296,7 +293,7 @@ class _NoSession:
         self._generator = Generator(self._engine, settings)
         self._suggestion: Suggestion | None = None
 
-    async def start(self, cursor: int) -> None:
+    async def start(self) -> None:
         await self._ask()
         assert self._suggestion and self._suggestion.pump
         await self._suggestion.pump
@@ -331,11 +328,12 @@ class _Ours:
 
     def __init__(self, stretch: Stretch) -> None:
         self._session = Session(Editor(URI, LANGUAGE, stretch.text))
+        self._cursor = stretch.cursor
         self._stopped = False
 
-    async def start(self, cursor: int) -> None:
+    async def start(self) -> None:
         await self._session.start()
-        await self._session.warm_up(cursor)
+        await self._session.warm_up(self._cursor)
 
     async def type(self, transaction: Transaction) -> None:
         await self._session.type(*transaction)

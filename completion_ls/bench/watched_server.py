@@ -66,10 +66,16 @@ class Watched:
 
     async def work(self) -> Work:
         """What the server has done up to now. Raises PeerError."""
-        url = f"http://{self.server.host}:{self.server.port}/metrics"
+        return read_metrics((await self._get("/metrics")).text)
+
+    async def is_busy(self) -> bool:
+        """Whether it computes."""
+        return any(slot["is_processing"] for slot in (await self._get("/slots")).json())
+
+    async def _get(self, path: str) -> httpx2.Response:
+        url = f"http://{self.server.host}:{self.server.port}{path}"
         async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
-            answer = await client.get(url)
-        return read_metrics(answer.text)
+            return await client.get(url)
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one request to the server, and its answer back, until either hangs up."""
