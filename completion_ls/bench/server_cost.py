@@ -103,11 +103,12 @@ class Cost:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Passes a second that the server did: for one answer, and for `slots` at once, each of which
-    counts."""
+    counts; and tokens of a prompt a second."""
 
     one: float
     slots: int
     all: float
+    prompt: float
 
 
 def measure(
@@ -132,16 +133,18 @@ def capacity(settings: Settings, slots: int) -> Capacity:
 
 
 async def _capacity(settings: Settings, code: tuple[int, ...], slots: int) -> Capacity:
-    async def rate(server: Server, number: int) -> float:
+    async def timings(server: Server, number: int) -> dict[str, float]:
         prompt = code[number * BEHIND : (number + 1) * BEHIND]
-        answer = await server.generate(prompt, TOKENS)
-        return float(answer["timings"]["predicted_per_second"])
+        found: dict[str, float] = (await server.generate(prompt, TOKENS))["timings"]
+        return found
 
     async with _server(settings, slots) as server:
-        await rate(server, 0)
-        one = await rate(server, 0)
-        rates = await asyncio.gather(*(rate(server, number) for number in range(slots)))
-    return Capacity(one, slots, sum(rates))
+        await timings(server, 0)
+        one = await timings(server, 0)
+        several = await asyncio.gather(*(timings(server, number) for number in range(slots)))
+    name = "predicted_per_second"
+    together = sum(each[name] for each in several)
+    return Capacity(one[name], slots, together, one["prompt_per_second"])
 
 
 @asynccontextmanager

@@ -18,8 +18,9 @@ HELD = (NO_SESSION.name, OURS.name)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """An arm's figures: of a key, but for the shares. `without_request_share` are keys that had their text
-    without one, `cancelled_share` is of the requests, `unread` are tokens that were decoded for nobody."""
+    """An arm's figures: of a key, but for the shares. `without_request_share` are keys whose first text
+    waited for no request, `cancelled_share` is of the requests, `unread` are tokens that were decoded for
+    nobody."""
 
     arm: str
     requests: float
@@ -90,13 +91,14 @@ def rows(figures: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
 
     yield row("requests", lambda one: f"{one.requests:.2f}")
     yield row(
-        "keys answered without a request", lambda one: f"{100 * one.without_request_share:.0f} %"
+        "keys whose first text needed no request",
+        lambda one: f"{100 * one.without_request_share:.0f} %",
     )
     yield row("prompt tokens evaluated: mean (p50, p95)", lambda one: _spread(one, "prompt"))
     yield row("tokens decoded", lambda one: f"{one.decoded:.2f}")
     yield row("passes: mean (p50, p95)", lambda one: _spread(one, "passes"))
     yield row("requests that were cancelled", lambda one: f"{100 * one.cancelled_share:.0f} %")
-    yield row("tokens decoded after that", lambda one: f"{one.unread:.2f}")
+    yield row("tokens decoded after they were", lambda one: f"{one.unread:.2f}")
 
 
 def _spread(one: Figures, name: str) -> str:
@@ -105,16 +107,12 @@ def _spread(one: Figures, name: str) -> str:
 
 
 def arithmetic(
-    figures: Sequence[Figures],
-    keys_per_s: float,
-    team: Team,
-    capacity: Capacity | None,
-    given: float | None,
+    figures: Sequence[Figures], keys_per_s: float, team: Team, rates: Rates
 ) -> list[Line]:
-    """From keys to users, line by line. `given` passes a second are those of another machine; else those
-    of `capacity` count."""
+    """From keys to users, line by line."""
     typing = [keys_per_s * one.passes for one in figures]
     each = [team.typing_share * passes for passes in typing]
+    prompts = [team.typing_share * keys_per_s * one.prompt for one in figures]
     lines = [
         Line("keys a second while somebody types", (keys_per_s,), "measured: the recording"),
         Line("× passes a key", tuple(one.passes for one in figures), "measured here"),
@@ -122,27 +120,51 @@ def arithmetic(
         Line("× share of the time with typing", (team.typing_share,), "assumed: --typing-share"),
         Line("= passes a second of a user, on average", tuple(each), "extrapolated"),
         Line("× users", (team.users,), "chosen: --users"),
-        Line(
-            "= passes a second that reach the server",
-            tuple(team.users * passes for passes in each),
-            "extrapolated",
-        ),
-        Line(
-            "and prompt tokens a second, in these passes",
-            tuple(team.users * team.typing_share * keys_per_s * one.prompt for one in figures),
-            "extrapolated",
-        ),
+        Line("= passes a second that reach the server", _times(team.users, each), "extrapolated"),
+        Line("with prompt tokens a second", _times(team.users, prompts), "extrapolated"),
+        *rates.lines,
     ]
-    if capacity:
-        lines += [
-            Line("passes a second of this server, one answer", (capacity.one,), "measured here"),
-            Line(f"the same, {capacity.slots} answers at once", (capacity.all,), "measured here"),
+    users = tuple(rates.passes / passes if passes else 0.0 for passes in each)
+    lines.append(Line("users a server, by passes", users, "extrapolated"))
+    if rates.prompt is not None:
+        busy = [
+            passes / rates.passes + tokens / rates.prompt
+            for passes, tokens in zip(each, prompts, strict=True)
         ]
-    if given is not None:
-        lines.append(Line("passes a second of a server", (given,), "given: --passes-per-second"))
-    most = capacity.all if given is None and capacity else given or 0.0
-    users = tuple(most / passes if passes else 0.0 for passes in each)
-    return [*lines, Line("÷ those of a user = users a server", users, "extrapolated")]
+        users = tuple(1 / share if share else 0.0 for share in busy)
+        lines.append(Line("users a server, by passes and prompts", users, "extrapolated"))
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a server does in a second, of all answers together, and how that is known."""
+
+    passes: float
+    prompt: float | None
+    lines: tuple[Line, ...]
+
+    @classmethod
+    def measured(cls, done: Capacity) -> Rates:
+        """Of the server here; what it does for several at once where that is more."""
+        how = "measured here"
+        one = Line("passes a second of this server, one answer", (done.one,), how)
+        several = Line(f"the same, {done.slots} answers at once", (done.all,), how)
+        prompt = Line("prompt tokens a second of this server", (done.prompt,), how)
+        return cls(max(done.one, done.all), done.prompt, (one, several, prompt))
+
+    @classmethod
+    def given(cls, passes: float, prompt: float | None) -> Rates:
+        """Of another machine."""
+        lines = [Line("passes a second of a server", (passes,), "given: --passes-per-second")]
+        if prompt is not None:
+            how = "given: --prompt-tokens-per-second"
+            lines.append(Line("prompt tokens a second of a server", (prompt,), how))
+        return cls(passes, prompt, tuple(lines))
+
+
+def _times(users: int, values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(users * value for value in values)
 
 
 def verdicts(figures: Sequence[Figures]) -> Iterator[tuple[str, bool]]:
@@ -160,14 +182,11 @@ def verdicts(figures: Sequence[Figures]) -> Iterator[tuple[str, bool]]:
             )
 
 
-def as_dict(
-    figures: Sequence[Figures], lines: Sequence[Line], capacity: Capacity | None
-) -> dict[str, Any]:
+def as_dict(figures: Sequence[Figures], lines: Sequence[Line]) -> dict[str, Any]:
     """For JSON."""
     return {
         "arms": [asdict(one) for one in figures],
         "arithmetic": [asdict(line) for line in lines],
-        "capacity": asdict(capacity) if capacity else None,
         "prompt_tokens_p50_allowed": MOST_PROMPT_TOKENS,
         "met": all(is_met for _, is_met in verdicts(figures)),
     }

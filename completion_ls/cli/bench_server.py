@@ -15,6 +15,7 @@ from completion_ls.bench.server_cost import ARMS, capacity, measure
 from completion_ls.bench.server_figures import (
     Figures,
     Line,
+    Rates,
     Team,
     arithmetic,
     as_dict,
@@ -41,16 +42,17 @@ def run(options: argparse.Namespace) -> int:
         stretch = cut(trace, start=options.start, keystrokes=options.keystrokes, gaps_s=gaps)
         before = load_average()
         figures = medians([_round(stretch, options.slots) for _ in range(options.rounds)])
-        done = None
         if options.passes_per_second is None:
             with saying() as say:
                 say("how many passes a second the server does")
-                done = capacity(settings, options.slots)
+                rates = Rates.measured(capacity(settings, options.slots))
+        else:
+            rates = Rates.given(options.passes_per_second, options.prompt_tokens_per_second)
     except FAILURES as error:
         return failed(error)
     keys_per_s = len(stretch.gaps_s) / (sum(stretch.gaps_s) or 1.0)
     team = Team(options.users, options.typing_share)
-    lines = arithmetic(figures, keys_per_s, team, done, options.passes_per_second)
+    lines = arithmetic(figures, keys_per_s, team, rates)
     about = {
         "trace": options.trace.name,
         "start": stretch.first,
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         "load_averages": [before, load_average()],
     }
     if options.json:
-        print(json.dumps(about | as_dict(figures, lines, done), indent=2))
+        print(json.dumps(about | as_dict(figures, lines), indent=2))
         return 0
     console = Console()
     console.print(_costs(figures))

@@ -411,6 +411,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="what another server does, of all answers together (default: this one, measured)",
     )
+    server.add_argument(
+        "--prompt-tokens-per-second",
+        type=_rate,
+        metavar="N",
+        help="and how fast that one reads prompts",
+    )
     server.add_argument("--json", action="store_true", help="print the figures as JSON")
     replay = bench.add_parser("replay", help="type a recorded session through server and daemon")
     replay.add_argument("trace", type=Path, metavar="TRACE", help="a .json or .json.gz trace")

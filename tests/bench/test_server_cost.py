@@ -10,6 +10,7 @@ from completion_ls.bench.llama_cpp import PeerError
 from completion_ls.bench.server_cost import NO_SESSION, OURS, Capacity, Cost, Key, measure
 from completion_ls.bench.server_figures import (
     Figures,
+    Rates,
     Team,
     arithmetic,
     medians,
@@ -71,14 +72,25 @@ def test_the_median_of_rounds_is_by_arm_and_figure() -> None:
 def test_users_are_passes_of_a_server_by_those_of_a_user() -> None:
     figures = [Figures("a", *[3.0] * 11), Figures("b", *[0.5] * 11)]
     team = Team(users=100, typing_share=0.1)
-    lines = {line.text: line for line in arithmetic(figures, 4.0, team, Capacity(80, 4, 120), None)}
+    rates = Rates.measured(Capacity(80, 4, 120, 12))
+    lines = {line.text: line for line in arithmetic(figures, 4.0, team, rates)}
     assert lines["= passes a second of a user, on average"].values == pytest.approx((1.2, 0.2))
     assert lines["= passes a second that reach the server"].values == pytest.approx((120, 20))
-    assert lines["÷ those of a user = users a server"].values == pytest.approx((100, 600))
-    given = arithmetic(figures, 4.0, team, None, 6000.0)
-    assert given[-1].values == pytest.approx((5000, 30000))
-    assert "given" in given[-2].known and "extrapolated" in given[-1].known
-    assert not any("of this server" in line.text for line in given)
+    assert lines["users a server, by passes"].values == pytest.approx((100, 600))
+    # 1.2 passes and 1.2 prompt tokens a second: a hundredth and a tenth of the server.
+    both = lines["users a server, by passes and prompts"]
+    assert both.values == pytest.approx((1 / 0.11, 6 / 0.11))
+    assert both.known == "extrapolated"
+
+
+def test_another_machine_has_what_was_given_of_it_and_nothing_else() -> None:
+    figures = [Figures("a", *[3.0] * 11)]
+    team = Team(users=100, typing_share=0.1)
+    *_, given, users = arithmetic(figures, 4.0, team, Rates.given(6000.0, None))
+    assert given.known == "given: --passes-per-second"
+    assert users.values == pytest.approx((5000,))
+    *_, last = arithmetic(figures, 4.0, team, Rates.given(6000.0, 600.0))
+    assert last.values == pytest.approx((1 / (1.2 / 6000 + 1.2 / 600),))
 
 
 def test_metrics_count_a_pass_for_each_request_in_it() -> None:
