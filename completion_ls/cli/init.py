@@ -190,6 +190,17 @@ def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterat
             f"{shown(paths.config_file())} names another. A key that it asks for goes into "
             f"{API_KEY_VARIABLE} or the keyring, and never into a settings file."
         )
+    yield from _to_fetch(settings)
+    yield "`completion-ls doctor` says whether all is there; then attach your editor."
+
+
+def _to_fetch(settings: Settings) -> Iterator[str]:
+    """What is not here yet, if anything. Of a server's model that is the tokenizer."""
+    name = settings.model.name
+    if settings.engine.kind == "remote" and local.hub_model(name):
+        if not local.has_tokenizer(name):
+            yield f"`completion-ls models pull` fetches the tokenizer of {name}."
+        return
     missing = {name: local.to_fetch(name) for name in named(settings)}
     missing = {name: size for name, size in missing.items() if size != 0}
     if missing:
@@ -197,7 +208,6 @@ def steps(settings: Settings, profile: str, card: GraphicsCard | None) -> Iterat
         size = f" (about {megabytes(sum(known))})" if len(known) == len(missing) else ""
         takes = "".join(f"; {one}" for one in planned(settings))
         yield f"`completion-ls models pull` fetches {' and '.join(missing)}{size}{takes}."
-    yield "`completion-ls doctor` says whether all is there; then attach your editor."
 
 
 def _short(profile: str, card: GraphicsCard) -> str:

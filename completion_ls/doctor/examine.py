@@ -163,9 +163,7 @@ def _remote(page: _Page, chosen: Settings, config: DaemonConfig) -> None:
     """What concerns a server that computes. Of the model here only the tokenizer is used."""
     name, tell = config.model.name, page.progress
     page.look("server", SOON_S, lambda notes: remote.address(notes, chosen.remote))
-    folder = page.look(
-        "model files", READING_S, lambda n: model.look(n, "tokenizer of", name, tell)
-    )
+    folder = page.look("model files", READING_S, lambda n: model.tokenizer(n, name, tell))
     if folder:
         tokenizer = page.look("vocabulary", SOON_S, lambda n: vocabulary.look(n, "model", folder))
     else:

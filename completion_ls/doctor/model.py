@@ -39,6 +39,20 @@ def look(notes: Notes, role: str, name: str, progress: Progress) -> Path | None:
     return None
 
 
+def tokenizer(notes: Notes, name: str, progress: Progress) -> Path | None:
+    """As `look`, where a server has the weights: the folder with the tokenizer."""
+    role = "tokenizer of"
+    if catalogue.find(name) or name.lower().endswith(".gguf"):
+        return look(notes, role, name, progress)  # it is made together with the rest
+    try:
+        folder = local.tokenizer_folder(name, progress)
+    except ModelError as error:
+        notes.failed(role, verify.cut(name) or str(error))
+        return None
+    notes.ok(role, f"{name}: {shown(folder)}")
+    return folder
+
+
 def compare(notes: Notes, role: str, name: str, progress: Progress) -> None:
     """Read the files of a model that is here, and compare what is known of them."""
     label = f"{role}: checksums"

@@ -21,6 +21,7 @@ __all__ = [
     "ModelError",
     "find",
     "folder_of",
+    "has_tokenizer",
     "hub_model",
     "is_known",
     "prepare",
@@ -97,6 +98,12 @@ def tokenizer_folder(name: str, progress: Progress = silent) -> Path:
         f"The tokenizer of {name} is not on this machine; `completion-ls models pull {name} "
         "--tokenizer` fetches it, and no weights."
     )
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether the tokenizer of a model of the hub is here. Touches no network."""
+    repository = hub_model(name)
+    return repository is not None and hub.find_tokenizer(repository) is not None
 
 
 def pull_tokenizer(name: str, *, progress: Progress = silent) -> Path:

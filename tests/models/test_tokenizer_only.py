@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from completion_ls.cli import models
+from completion_ls.cli import init, models
 from completion_ls.cli.main import main
-from completion_ls.models import hub, local, verify
+from completion_ls.config.settings import (
+    EngineSettings,
+    ModelSettings,
+    RemoteSettings,
+    Settings,
+)
+from completion_ls.doctor import model
+from completion_ls.doctor.lines import Line, Notes
+from completion_ls.models import hub, local, store, verify
 from completion_ls.models.errors import ModelError
 from completion_ls.models.hub import HubModel
 from support.fake_hub import BRANCH, NEEDED, REPOSITORY, FakeHub, serving
@@ -144,3 +152,34 @@ def test_a_damaged_tokenizer_is_told_with_its_command(server):
     assert f"models pull {NAME} --tokenizer`" in wrong
     (folder / "tokenizer.json").unlink()
     assert f"models pull {NAME} --tokenizer`" in verify.cut(NAME)
+
+
+def looked(look) -> Line:
+    """The one line that a look writes."""
+    notes = Notes("model files")
+    look(notes)
+    [line] = notes.lines
+    return line
+
+
+def test_the_doctor_wants_the_tokenizer_where_a_server_computes_and_weights_else(server):
+    def of_server(notes: Notes) -> None:
+        model.tokenizer(notes, NAME, store.silent)
+
+    def of_engine(notes: Notes) -> None:
+        model.look(notes, "model", NAME, store.silent)
+
+    assert looked(of_server).verdict == "failed"
+    assert f"models pull {NAME} --tokenizer`" in looked(of_server).text
+    local.pull_tokenizer(NAME)
+    assert looked(of_server).verdict == "ok"
+    assert "only the tokenizer is on this machine" in looked(of_engine).text
+
+
+def test_init_says_that_the_tokenizer_is_fetched(server):
+    engine, remote = EngineSettings(kind="remote"), RemoteSettings(url="http://127.0.0.1:9")
+    settings = Settings(model=ModelSettings(name=NAME), engine=engine, remote=remote)
+    sentence = f"`completion-ls models pull` fetches the tokenizer of {NAME}."
+    assert sentence in list(init.steps(settings, "remote", None))
+    local.pull_tokenizer(NAME)
+    assert not any("models pull" in step for step in init.steps(settings, "remote", None))
