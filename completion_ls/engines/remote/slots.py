@@ -49,8 +49,8 @@ class Slots:
             self._in_use[number] -= 1
 
     def of(self, document: str, prompt: Held) -> int | None:
-        """The slot that has most of this prompt: of those of the document, and of those that nobody has
-        typed in and that have half of it, since it was read ahead. None where there is none."""
+        """The slot that has most of this prompt: that of the document, or one that nobody types in and that
+        has half of it, since it was read ahead. None where there is none."""
         found = []
         for number, slot in enumerate(self._slots):
             common = common_prefix(slot.held, prompt)
@@ -84,8 +84,16 @@ class Slots:
         return min(spare, key=lambda number: self._slots[number].used) if spare else None
 
     def put(self, number: int, document: str, prompt: Held, answer: Held = ()) -> None:
-        """A prompt goes into a slot, and what has come of its answer; `document` is empty for work ahead."""
+        """A prompt goes into a slot, and what has come of its answer; `document` is empty for work ahead. A
+        document has one slot: in the one that it leaves others may be read ahead."""
         self._clock += 1
+        slot = self._slots[number]
+        if document:
+            for other in self._slots:
+                if other.document == document:
+                    other.document = ""
+        elif common_prefix(slot.held, prompt) >= slot.typed:
+            document = slot.document  # it goes on from there, and so will the document
         self._slots[number] = _Slot((*prompt, *answer), len(prompt), document, self._clock)
 
     def was_taken(self, number: int) -> None:
