@@ -21,13 +21,14 @@ from engines.test_contract import (
 )
 from remote.conftest import Reader
 
+from completion_ls.config.settings import RemoteSettings
 from completion_ls.decode.vocabulary import Vocabulary
-from completion_ls.engines.contract import Finish, Job, Lane, Sampling
+from completion_ls.engines.contract import Finish, Job, JobFailed, Lane, Sampling
 from completion_ls.engines.remote.covering import Places, Told, Unknown, WordChoice
-from completion_ls.engines.remote.engine import RemoteEngine
+from completion_ls.engines.remote.engine import RemoteEngine, connect
 from completion_ls.engines.remote.http import Client
 from support.jobs import Answer, drain, job, run
-from support.remote_llama import Llama
+from support.remote_llama import Llama, llama
 
 __all__ = [
     "engine",
@@ -236,6 +237,20 @@ def test_a_document_that_was_read_ahead_is_typed_in_at_once(
     text = tokens_of(reader, CODE)
     run(engine, job(text[:150], 1, lane=Lane.BACKGROUND, document="a"))
     assert run(engine, job(text[:151], document="a")).computed <= 2
+
+
+def test_a_lost_server_is_told_of_by_a_document_that_has_no_slot(reader: Reader) -> None:
+    told: list[str] = []
+    with llama() as server:
+        settings = RemoteSettings(url=server.url, timeout_s=60)
+        engine = RemoteEngine(*connect(settings, reader.tokenizer, told.append), reader.tokenizer)
+    try:
+        engine.add(job(tokens_of(reader, CODE)[:50], document="new"))
+        with pytest.raises(JobFailed, match="cannot be reached"):
+            list(drain(engine, 100_000))
+        assert len(told) == 1
+    finally:
+        engine.close()
 
 
 # cancel and lanes

@@ -7,6 +7,7 @@ that is healed (healing.py); what was asked for the word is gone on with where i
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -198,7 +199,6 @@ class Answer:
         ask, slot = await self._ask(place, 1, number)
         if desk.slots and slot is not None:
             desk.slots.put(slot, self._owner, place)
-        desk.breaker.check()
         desk.figures.requests += 1
         try:
             with self._using(slot):
@@ -368,8 +368,9 @@ class Answer:
     async def _ask(
         self, before: tuple[int, ...], most_tokens: int, top: int
     ) -> tuple[Ask, int | None]:
-        """What is asked for, and the slot that it goes into."""
+        """What is asked for, and the slot that it goes into. Raises ServerError where nothing is asked."""
         desk, job = self._desk, self._job
+        desk.breaker.check()
         ask = Ask(
             before if desk.abilities.by_tokens else desk.texts.render(before).prompt,
             most_tokens,
@@ -387,18 +388,23 @@ class Answer:
     async def _news(self, ask: Ask) -> AsyncGenerator[News, None]:
         """What the server says; the breaker and the figures hear of it."""
         desk = self._desk
-        desk.breaker.check()
         desk.figures.requests += 1
+        has_come = False
         try:
             async with aclosing(desk.server.stream(ask)) as news:
                 async for one in news:
                     if isinstance(one, Part):
+                        has_come = True
                         desk.figures.passes += 1
                         if not self._counted and not desk.abilities.counts_reuse:
                             self._count(Read(len(self._job.prompt), 0))
                     yield one
         except ServerError as error:
             desk.breaker.failed(error)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if has_come:  # nobody wants the rest, and what came was well
+                desk.breaker.succeeded()
             raise
         desk.breaker.succeeded()
 
@@ -438,7 +444,11 @@ class Answer:
             return slot
         if (slot := slots.of(self._job.document, key)) is not None:
             return slot
-        return slots.another(await self._desk.server.idle_slots())
+        try:
+            idle = await self._desk.server.idle_slots()
+        except ServerError:
+            idle = []  # what is wrong there, the request itself will tell
+        return slots.another(idle)
 
 
 def _held(ask: Ask) -> Held:

@@ -1,7 +1,8 @@
 """Whether a server is asked at all: after some failures it is left alone, and tried again now and then.
 
 A key is then answered at once with "no", instead of after a timeout; the user hears of it once, and once
-more is nobody's wish. The trial is a small completion, since a server may be there and fail all the same.
+more is nobody's wish. A server may pass its trial and fail all the same: until it has answered, the pauses
+before the next trials grow on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Breaker:
         self._tell = tell
         self._trial = trial
         self._failures = 0
+        self._pause = FIRST_PAUSE_S
         self._trouble: ServerError | None = None
         self._trying: asyncio.Task[None] | None = None
 
@@ -46,6 +48,7 @@ class Breaker:
     def succeeded(self) -> None:
         """It has answered."""
         self._failures = 0
+        self._pause = FIRST_PAUSE_S
 
     def failed(self, error: ServerError) -> None:
         """A request has failed, after all tries."""
@@ -63,10 +66,9 @@ class Breaker:
             self._trying.cancel()
 
     async def _try_again(self) -> None:
-        pause = FIRST_PAUSE_S
         while True:
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(2 * pause, LAST_PAUSE_S)
+            await asyncio.sleep(self._pause * random.uniform(0.75, 1.25))
+            self._pause = min(2 * self._pause, LAST_PAUSE_S)
             try:
                 await self._trial()
             except ServerError as error:
