@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,49 @@ def test_a_word_is_covered_as_by_a_local_engine(
     rest = model.greedy((*before, *expected.tokens), 7)
     assert tokens_of(events) == [*expected.tokens, *rest]
     assert engine.figures()["server_words_guessed"] == 0
+
+
+def test_a_word_of_several_tokens_costs_nothing_of_what_follows(
+    model: HashedModel, tokenizer: Tokenizer, vocabulary: Vocabulary, engine_of: Connect
+) -> None:
+    """The request that is made for the word ends when it has so many tokens, and the word is one for us."""
+    tried = 0
+    with serving(Vllm(model, max_logprobs=1000)) as server:
+        engine = engine_of(server)
+        for length in range(1, 40):
+            before = ids_of(tokenizer, CODE[:length])
+            first, second = model.greedy(before, 2)
+            spelled = vocabulary.bytes_of(first) + vocabulary.bytes_of(second)[:1]
+            if not vocabulary.is_canonical((first, second)) or not spelled.isascii():
+                continue
+            if len(vocabulary.bytes_of(second)) < 2:
+                continue
+            for count in (2, 3):
+                wanted = replace(
+                    word_job(vocabulary, before, spelled.decode()), max_new_tokens=count
+                )
+                events = answer(engine, wanted)
+                if events[0].tokens == (first, second):
+                    tried += 1
+                    rest = model.greedy((*before, first, second), count - 1)
+                    assert tokens_of(events) == [first, second, *rest]
+                    assert events[-1].finish is Finish.LENGTH
+    assert tried
+
+
+def test_what_is_told_of_a_place_does_not_depend_on_what_is_drawn(
+    model: HashedModel, tokenizer: Tokenizer, vocabulary: Vocabulary, engine_of: Connect
+) -> None:
+    """A token that was drawn is told of beside the most probable ones."""
+    before = ids_of(tokenizer, CODE[:40])
+    with serving(Vllm(model, max_logprobs=5)) as server:
+        engine = engine_of(server)
+        tried = len(server.requests)
+        answer(engine, word_job(vocabulary, before, " val", sampling=Sampling(3.0, seed=7)))
+        asked = [one.body for one in server.requests[tried:]]
+    looks = [body for body in asked if body["max_tokens"] == 1]
+    assert looks and {body["temperature"] for body in looks} == {0}
+    assert [body["temperature"] for body in asked if body["max_tokens"] > 1] == [3.0]
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -18,7 +18,7 @@ from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Event, Finish, Job, Lane
 from completion_ls.engines.jobs import RunningJob
 from completion_ls.engines.remote.abilities import Abilities
-from completion_ls.engines.remote.ask import Ask, End, News, Part, Read, Server
+from completion_ls.engines.remote.ask import GREEDY, Ask, End, News, Part, Read, Server
 from completion_ls.engines.remote.breaker import Breaker
 from completion_ls.engines.remote.covering import MORE, TOP, Places, Told, Unknown, WordChoice
 from completion_ls.engines.remote.errors import ServerError
@@ -119,59 +119,54 @@ class Answer:
         self._counted = running.begun
         self._base = running.job.prompt[: running.base]
         self._stops = desk.texts.control(sorted(running.job.stop_token_ids))
+        self._stream: _Stream | None = None
+        """What is being read, and may be gone on with."""
 
     async def run(self) -> None:
         """Raises ServerError, and NoRoom where nothing was asked."""
-        stream = None
         try:
             if self._job.unfinished and not self._running.output:
                 if self._desk.abilities.covers_exactly:
-                    stream = await self._cover()
+                    await self._cover()
                 else:
-                    stream = await self._heal()
-            if not self._ended:
-                await self._go_on(stream)
+                    await self._heal()
+            await self._go_on()
         finally:
-            if stream is not None:
-                await stream.close()
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
 
     # the unfinished word
 
-    async def _cover(self) -> _Stream | None:
-        """Choose the word's tokens; returns the answer that goes on behind them, if there is one."""
+    async def _cover(self) -> None:
+        """Choose the word's tokens; what is being read then goes on behind them, if anything is."""
         choice = WordChoice(self._job, self._desk.places, self._desk.vocabulary, self._desk.size)
-        stream: _Stream | None = None
-        try:
-            while True:
-                try:
-                    found = choice.choose()
-                    break
-                except Unknown as unknown:
-                    stream = await self._learn(choice, unknown, stream)
-            self._desk.figures.words += 1
-            self._desk.figures.words_guessed += not choice.is_exact
-            self._tell_word(found)
-            if stream is None or self._ended:
-                return stream
-            while len(stream.tokens) < len(found.tokens) and _agree(stream.tokens, found.tokens):
-                if await self._next_told(stream) is None:
-                    break
-            if _agree(found.tokens, stream.tokens):
-                return stream
-        except BaseException:
-            if stream is not None:
-                await stream.close()
-            raise
-        await stream.close()
-        return None
+        while True:
+            try:
+                found = choice.choose()
+                break
+            except Unknown as unknown:
+                await self._learn(choice, unknown)
+        self._desk.figures.words += 1
+        self._desk.figures.words_guessed += not choice.is_exact
+        self._tell_word(found)
+        if (stream := self._stream) is None or self._ended:
+            return
+        while len(stream.tokens) < len(found.tokens) and _agree(stream.tokens, found.tokens):
+            if await self._next_told(stream) is None:
+                break
+        if stream.tokens != found.tokens:
+            await self._hang_up()
 
-    async def _learn(
-        self, choice: WordChoice, unknown: Unknown, stream: _Stream | None
-    ) -> _Stream | None:
-        """Ask for what the choice depends on; returns the answer that may be gone on with."""
+    async def _learn(self, choice: WordChoice, unknown: Unknown) -> None:
+        """Ask for what the choice depends on."""
         most = min(self._desk.abilities.logprobs, MORE)
         for branch in unknown.branches:
             place = (*choice.before, *branch)
+            stream = self._stream
             if stream and not unknown.more and _agree(stream.tokens, branch):
                 # It is on this way itself.
                 while len(stream.tokens) < len(branch) + 1 and _agree(stream.tokens, branch):
@@ -182,21 +177,20 @@ class Answer:
             is_root = not branch and stream is None and not unknown.more
             if is_root and self._job.sampling.temperature == 0 and not self._running.banned:
                 # The most probable token begins with the word, more often than not.
-                stream = self._open(place, self._job.max_new_tokens, min(TOP, most))
-                await self._next_told(stream)
+                self._stream = self._open(place, self._job.max_new_tokens, min(TOP, most))
+                await self._next_told(self._stream)
                 if self._desk.places.get(place):
                     continue
-            if stream is not None and self._desk.slots is not None:
-                # In a slot, the next request would wait for its end.
-                await stream.close()
-                stream = None
+            if self._desk.slots is not None:
+                await self._hang_up()  # in a slot, the next request would wait for its end
             await self._look(place, most if unknown.more else min(TOP, most))
-        return stream
 
     async def _look(self, place: tuple[int, ...], number: int) -> None:
-        """Ask for what may stand at a place."""
+        """Ask for what may stand at a place, by the most probable token: one that was drawn would be told of
+        beside the most probable ones, and look as if none that was left out were more probable."""
         desk = self._desk
         ask, slot = await self._ask(place, 1, number)
+        ask = replace(ask, sampling=GREEDY)
         if desk.slots and slot is not None:
             desk.slots.put(slot, self._owner, place)
         desk.figures.requests += 1
@@ -229,55 +223,49 @@ class Answer:
         self._ended = event.finish is not None
         self._emit(event)
 
-    async def _heal(self) -> _Stream | None:
+    async def _heal(self) -> None:
         """As `_cover`, by texts."""
         word, desk = self._job.unfinished, self._desk
         assert word is not None
         half = b"" if desk.abilities.by_tokens else desk.texts.render(self._base).half
         healing = Healing(half + word.text)
-        stream = self._open(self._base, self._job.max_new_tokens, TOP)
+        stream = self._stream = self._open(self._base, self._job.max_new_tokens, TOP)
         state = Healed.OPEN
-        try:
-            while state is Healed.OPEN:
-                item = await stream.next()
-                state = healing.add(item.text) if item else Healed.NO
-        except BaseException:
-            await stream.close()
-            raise
+        while state is Healed.OPEN:
+            item = await stream.next()
+            state = healing.add(item.text) if item else Healed.NO
         if state is Healed.YES:
             text = bytes(healing.come[len(half) :]).decode(errors="ignore")
             tokens = stream.tokens if desk.abilities.by_tokens else desk.vocabulary.read(text)
             logprobs = [sum(item.logprobs) for item in stream.read]
             typed = sum(logprobs[:-1]) + _typed_logprob(stream.read, healing.typed)
             self._tell_word(_spread(tokens, sum(logprobs), min(0.0, typed)))
-            return stream
-        await stream.close()
+            return
+        await self._hang_up()
         tokens = desk.vocabulary.read(word.text.decode(errors="ignore"))
         self._tell_word(_spread(tokens, 0.0, 0.0))
-        return None
 
     # what follows
 
-    async def _go_on(self, stream: _Stream | None) -> None:
+    async def _go_on(self) -> None:
         running, job = self._running, self._job
         while not self._ended:
             left = job.max_new_tokens - running.produced
             if running.banned:
                 left = min(left, job.min_new_tokens - running.produced)
-            if stream is None:
-                stream = self._open((*self._base, *running.output), left, 1)
-            before = running.produced
-            try:
-                while not self._ended and (item := await stream.next()):
-                    self._tell(item)
-            finally:
-                await stream.close()
-            finish, stream = stream.finish, None
+            # What the word has left may have come to its own limit: that says nothing of what follows.
+            is_new = self._stream is None
+            stream = self._stream or self._open((*self._base, *running.output), left, 1)
+            self._stream, before = stream, running.produced
+            while not self._ended and (item := await stream.next()):
+                self._tell(item)
+            await self._hang_up()
             if self._ended:
                 return
-            is_over = not self._desk.abilities.by_tokens or running.produced == before
-            if finish is Finish.STOP or is_over or running.full:
-                self._end(finish or Finish.STOP)
+            has_nothing = is_new and running.produced == before
+            is_over = has_nothing or not self._desk.abilities.by_tokens
+            if stream.finish is Finish.STOP or is_over or running.full:
+                self._end(stream.finish or Finish.STOP)
 
     def _tell(self, item: _Item) -> None:
         """Emit what has come, as far as it was asked for and up to what ends it."""
