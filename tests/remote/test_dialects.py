@@ -370,6 +370,25 @@ def test_no_more_is_asked_at_once_than_a_server_is_thought_to_do(
         assert tokens_of(own) == model.greedy(one.prompt, 20)
 
 
+def test_a_key_of_another_window_does_not_wait_for_work_ahead_of_the_user(
+    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("completion_ls.engines.remote.engine.AT_ONCE", 1)
+    prompt = ids_of(tokenizer, CODE)
+    with serving(Vllm(model)) as server:
+        engine = engine_of(server)
+        server.fault = faults.SlowEvents(0.02)
+        engine.favour("user")
+        ahead = [job(prompt, 20, lane=Lane.BACKGROUND, front="user") for _ in range(2)]
+        for one in ahead:
+            engine.add(one)
+        key = job(prompt, 2, front="other")
+        engine.add(key)
+        events = list(drain(engine, 100_000))
+    ended = [event.job_id for event in events if event.finish]
+    assert ended[0] == key.id and set(ended[1:]) == {one.id for one in ahead}
+
+
 # answers by texts
 
 

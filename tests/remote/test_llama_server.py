@@ -330,6 +330,20 @@ def test_who_is_promoted_is_waited_for(engine: RemoteEngine, reader: Reader) -> 
     engine.promote(12345, Lane.KEY)
 
 
+def test_work_ahead_that_has_no_room_is_done_for_who_comes_to_wait_for_it(
+    engine: RemoteEngine, reader: Reader
+) -> None:
+    texts = [tokens_of(reader, f"# number {n}\n" + CODE)[:100] for n in range(3)]
+    for number in (0, 1):
+        run(engine, job(texts[number], document=str(number)))
+    ahead = job(texts[2], 5, lane=Lane.BACKGROUND, document="2")
+    engine.add(ahead)
+    while engine._news.empty():  # that there is no room is on its way
+        time.sleep(0.001)
+    engine.promote(ahead.id, Lane.KEY)
+    assert Answer(ahead, list(drain(engine))).finish is Finish.LENGTH
+
+
 def test_the_same_prompt_again_costs_one_token(engine: RemoteEngine, reader: Reader) -> None:
     text = tokens_of(reader, CODE)[:100]
     first = run(engine, job(text))

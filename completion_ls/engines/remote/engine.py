@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import queue
 import secrets
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from completion_ls.config import log_form
 from completion_ls.config.settings import RemoteSettings
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import EngineStats, Event, Finish, Job, JobFailed, Lane
@@ -36,6 +38,8 @@ from completion_ls.engines.remote.openai import OpenAi
 from completion_ls.engines.remote.probe import client_of, probe
 from completion_ls.engines.remote.slots import Slots
 from completion_ls.engines.remote.texts import Marks, Texts
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 0.002
 """So long `step` waits for news at most: a job that comes meanwhile waits as long."""
@@ -190,12 +194,13 @@ class RemoteEngine:
     # which jobs are asked for
 
     def _start(self) -> None:
-        """Ask for the jobs whose turn it is."""
+        """Ask for the jobs whose turn it is: those that somebody waits for, in the user's window first."""
         while waiting := [running for running in self._jobs.values() if running.task is None]:
             if self._closed:
                 return
-            favoured = [one for one in waiting if one.job.front == self._favoured]
-            running = first_of(favoured or waiting)
+            awaited = [one for one in waiting if one.lane is not Lane.BACKGROUND] or waiting
+            favoured = [one for one in awaited if one.job.front == self._favoured]
+            running = first_of(favoured or awaited)
             if not self._makes_room(running):
                 return
             answer = Answer(running, self._desk, self._emit_for(running))
@@ -214,13 +219,16 @@ class RemoteEngine:
         last = aside[-1]
         assert last.task
         last.task.cancel()
-        # What was handed out stays; it is gone on with when there is room. News on the way do not count.
-        again = _Asked(last.job, last.lane, output=list(last.told), told=list(last.told))
-        if last.last is not None:
-            again.reused, again.computed = last.last.reused, last.last.computed
-            again.first_tokens = last.first_tokens
-        self._jobs[last.job.id] = again
+        self._begin_anew(last)
         return True
+
+    def _begin_anew(self, running: _Asked) -> None:
+        """Have it wait for its turn again. What was handed out stays; news on the way do not count."""
+        again = _Asked(running.job, running.lane, output=list(running.told), told=running.told)
+        if running.last is not None:
+            again.reused, again.computed = running.last.reused, running.last.computed
+            again.first_tokens = running.first_tokens
+        self._jobs[running.job.id] = again
 
     # news
 
@@ -232,6 +240,10 @@ class RemoteEngine:
             del self._jobs[running.job.id]
             self._start()
             raise JobFailed(running.job.id, news.what)
+        if news.what.finish is Finish.NO_ROOM and running.lane is not Lane.BACKGROUND:
+            self._begin_anew(running)  # somebody has come to wait for it meanwhile
+            self._start()
+            return []
         event = running.last = news.what
         running.told += event.tokens
         self._reused += event.reused - news.reused_before
@@ -261,8 +273,8 @@ class RemoteEngine:
         except ServerError as error:
             what = error
         except Exception as error:
+            log.error("an answer was not understood:\n%s", log_form.described(error))
             what = ServerError(f"What the server said was not understood ({type(error).__name__}).")
-            what.__cause__ = error
         self._news.put(_News(running, what, running.reused, running.computed))
 
     # the server
