@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class Places:
         known = self._told.get(before)
         if known is None or len(told.logprobs) >= len(known.logprobs):
             self._told[before] = told
+        elif told.is_all:  # though it told more before: it is not asked again and again
+            self._told[before] = replace(known, is_all=True)
         self._told.move_to_end(before)
         while len(self._told) > KEPT:
             self._told.popitem(last=False)

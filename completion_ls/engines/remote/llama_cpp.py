@@ -8,6 +8,7 @@ from typing import Any
 
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Finish
+from completion_ls.engines.remote import told
 from completion_ls.engines.remote.ask import Ask, End, Gap, Look, News, Part, Read
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.http import Client, Json
@@ -40,7 +41,7 @@ class LlamaCpp:
                     if event.get("stop"):
                         yield End(_finish(event))
                         return
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                except told.ODD as error:
                     raise self._other_shape() from error
         raise ServerError(f"The server {self._client.name} broke off its answer.")
 
@@ -54,11 +55,11 @@ class LlamaCpp:
                 body["logit_bias"] = [[token, False] for token in banned]
                 answer = await self._client.ask("/completion", body)
                 read = read or _read(answer)
-                if told := answer.get("completion_probabilities"):
-                    return Look(_top(told[0]), read)
+                if (places := answer.get("completion_probabilities")) and (top := _top(places[0])):
+                    return Look(top, read)
                 # Of half a character it tells nothing. What it tells of another choice is the same.
-                banned += [int(token) for token in answer["tokens"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+                banned += map(told.token, answer["tokens"])
+        except told.ODD as error:
             raise self._other_shape() from error
         raise ServerError(f"The server {self._client.name} tells no probabilities.")
 
@@ -67,7 +68,7 @@ class LlamaCpp:
         found = await self._client.get("/slots")
         try:
             return [int(slot["id"]) for slot in found or () if not slot["is_processing"]]
-        except (KeyError, TypeError, ValueError):
+        except told.ODD:
             return []
 
     def _other_shape(self) -> ServerError:
@@ -115,30 +116,30 @@ class LlamaCpp:
 
 
 def _part(event: Json) -> Part | None:
-    told = event.get("completion_probabilities") or []
-    tokens = tuple(int(token) for token in event.get("tokens") or [])
-    text = str(event.get("content") or "")
+    places = event.get("completion_probabilities") or []
+    tokens = tuple(map(told.token, event.get("tokens") or []))
+    text = told.text(event.get("content") or "")
     if event.get("stop") or not (tokens or text):  # the last event has nothing new
         return None
-    if len(told) != len(tokens):
-        told = []
+    if len(places) != len(tokens):
+        places = []
     return Part(
         text,
         tokens,
-        tuple(float(one["logprob"]) for one in told),
-        tuple(_top(one) for one in told),
+        tuple(told.logprob(one["logprob"]) for one in places),
+        tuple(_top(one) for one in places),
     )
 
 
-def _top(told: Mapping[str, Any]) -> dict[int, float]:
-    return {int(one["id"]): float(one["logprob"]) for one in told["top_logprobs"]}
+def _top(place: Mapping[str, Any]) -> dict[int, float]:
+    return {told.token(one["id"]): told.logprob(one["logprob"]) for one in place["top_logprobs"]}
 
 
 def _read(event: Json) -> Read | None:
     timings = event.get("timings")
     if not timings:
         return None
-    return Read(int(timings["prompt_n"]), int(timings.get("cache_n", 0)))
+    return Read(told.count(timings["prompt_n"]), told.count(timings.get("cache_n", 0)))
 
 
 def _finish(event: Json) -> Finish:

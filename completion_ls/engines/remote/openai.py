@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from completion_ls.engines.contract import Finish
+from completion_ls.engines.remote import told
 from completion_ls.engines.remote.abilities import Abilities
 from completion_ls.engines.remote.ask import Ask, End, Gap, Look, News, Part, Read
 from completion_ls.engines.remote.errors import ServerError
@@ -48,7 +49,7 @@ class OpenAi:
                         if (part := part_of(choice)) is not None:
                             yield part
                         finish = _finish(choice) or finish
-                except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                except told.ODD as error:
                     raise ServerError(
                         f"The server {self._client.name} answered in another shape than OpenAI's."
                     ) from error
@@ -103,35 +104,40 @@ class OpenAi:
 
 
 def part_of(choice: Mapping[str, Any]) -> Part | None:
-    """What a choice of an event, or of a whole answer, adds. Raises KeyError, TypeError and the like where
-    it has another shape."""
-    text = choice["text"]
-    if not isinstance(text, str):
-        raise TypeError("no text")
-    told = choice.get("logprobs") or {}
-    if "content" in told:
-        return _of_content(text, told["content"] or [])
-    names = [str(name) for name in told.get("tokens") or []]
-    logprobs = tuple(min(0.0, float(one)) for one in told.get("token_logprobs") or [])
-    tops = [one or {} for one in told.get("top_logprobs") or []]
+    """What a choice of an event, or of a whole answer, adds. Raises one of `told.ODD` where it has another
+    shape."""
+    text = told.text(choice["text"])
+    places = choice.get("logprobs") or {}
+    if "content" in places:
+        return _of_content(text, places["content"] or [])
+    names = [str(name) for name in places.get("tokens") or []]
+    logprobs = tuple(map(told.logprob, places.get("token_logprobs") or []))
+    tops = [one or {} for one in places.get("top_logprobs") or []]
     if names and all(name.startswith(TOKEN_ID) for name in names):
+        if any(part and len(part) != len(names) for part in (logprobs, tops)):
+            raise ValueError("of another number of tokens")
         tokens = tuple(map(_id, names))
-        by_id = tuple({_id(name): float(value) for name, value in top.items()} for top in tops)
+        by_id = tuple(
+            {_id(name): told.logprob(value) for name, value in top.items()} for top in tops
+        )
         return Part(text, tokens, logprobs, by_id)
     if not text and not names:
         return None
-    by_text = tuple({str(name): float(value) for name, value in top.items()} for top in tops)
+    by_text = tuple({str(name): told.logprob(value) for name, value in top.items()} for top in tops)
     return Part(text, (), logprobs, by_text)
 
 
-def _of_content(text: str, told: list[Any]) -> Part | None:
+def _of_content(text: str, places: list[Any]) -> Part | None:
     """The shape that OpenAI's newer interface has, and llama.cpp's server here, too."""
-    logprobs = tuple(min(0.0, float(one["logprob"])) for one in told)
+    logprobs = tuple(told.logprob(one["logprob"]) for one in places)
     tops = tuple(
-        {str(other["token"]): float(other["logprob"]) for other in one.get("top_logprobs") or []}
-        for one in told
+        {
+            str(other["token"]): told.logprob(other["logprob"])
+            for other in one.get("top_logprobs") or []
+        }
+        for one in places
     )
-    return Part(text, (), logprobs, tops) if text or told else None
+    return Part(text, (), logprobs, tops) if text or places else None
 
 
 def read_of(event: Mapping[str, Any]) -> Read | None:
@@ -141,12 +147,12 @@ def read_of(event: Mapping[str, Any]) -> Read | None:
     details = usage.get("prompt_tokens_details") or {}
     if "cached_tokens" not in details or details["cached_tokens"] is None:
         return None
-    reused = int(details["cached_tokens"])
-    return Read(int(usage["prompt_tokens"]) - reused, reused)
+    reused = told.count(details["cached_tokens"])
+    return Read(told.count(told.count(usage["prompt_tokens"]) - reused), reused)
 
 
 def _id(name: str) -> int:
-    return int(name.removeprefix(TOKEN_ID))
+    return told.token(name.removeprefix(TOKEN_ID))
 
 
 def _finish(choice: Mapping[str, Any]) -> Finish | None:

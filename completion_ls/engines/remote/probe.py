@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.config.settings import RemoteSettings
 from completion_ls.decode.vocabulary import inner_tokenizer
-from completion_ls.engines.remote import keys, openai
+from completion_ls.engines.remote import keys, openai, told
 from completion_ls.engines.remote.abilities import Abilities
 from completion_ls.engines.remote.ask import Read
 from completion_ls.engines.remote.covering import MORE
@@ -41,6 +41,7 @@ WAYS: tuple[tuple[str, str, Json], ...] = (
     ("/tokenize", "content", {"add_special": False}),
 )
 """Where tokenizers are asked: vLLM's and SGLang's, TabbyAPI's, llama.cpp's."""
+MOST_SLOTS = 4096
 LOGPROBS = (MORE, 20, 5, 1)
 """Numbers of probabilities that are tried, the most first."""
 
@@ -74,7 +75,7 @@ async def probe(client: Client, model: str, tokenizer: Tokenizer) -> Abilities:
         if isinstance(props, dict) and "default_generation_settings" in props:
             return await _llama_cpp(client, props, ours)
         return await _openai(client, model, ours)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except told.ODD as error:
         raise ServerError(
             f"The server {client.name} answers as none that we know; check remote.url.", lasts=True
         ) from error
@@ -91,15 +92,17 @@ async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilit
         dialect="llama.cpp",
         software="llama.cpp",
         # Without a name of its own it is the file's.
-        model=str(props.get("model_alias") or props.get("model_path") or "").rpartition("/")[2],
-        max_context=int(props["default_generation_settings"]["n_ctx"]),
-        slots=int(props["total_slots"]),
+        model=told.name(
+            str(props.get("model_alias") or props.get("model_path") or "").rpartition("/")[2]
+        ),
+        max_context=told.size(props["default_generation_settings"]["n_ctx"]),
+        slots=told.size(props["total_slots"], MOST_SLOTS),
         same_tokens=same,
         token_prompts=True,
         token_ids=True,
         logprobs=MORE,
         counts_reuse=True,
-        reuses=int(timings.get("cache_n", 0)) > 0,
+        reuses=told.count(timings.get("cache_n", 0)) > 0,
         fills_in="infill" if await _takes(client, "/infill", infill) else "",
         fim_format="" if same else await _fim_format(tokenize),
     )
@@ -112,15 +115,16 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
             f"The server {client.name} has no /v1/models, so it is none that we know; check remote.url.",
             lasts=True,
         )
-    entries = [one for one in listed["data"] if not wanted or one["id"] == wanted]
+    known = [one for one in listed["data"] if told.name(one["id"])]
+    entries = [one for one in known if not wanted or one["id"] == wanted]
     if not entries:
         raise ServerError(
             f"The server {client.name} has no model {wanted or 'at all'!r}; it has "
-            f"{', '.join(str(one['id']) for one in listed['data'][:5]) or 'none'}. Name one in remote.model.",
+            f"{', '.join(one['id'] for one in known[:5]) or 'none'}. Name one in remote.model.",
             lasts=True,
         )
     entry = entries[0]
-    model = str(entry["id"])
+    model: str = entry["id"]
     asked: Json = {"model": model, "prompt": TEXT, "max_tokens": 1, "temperature": 0}
     plain = await _completion(client, asked)
     tokenize = partial(_tokenized, client, WAYS, model=model)
@@ -133,7 +137,7 @@ async def _openai(client: Client, wanted: str, ours: Sequence[int]) -> Abilities
     repeated = await _read_of(client, again)
     return Abilities(
         dialect="openai",
-        software=await _software(client, str(entry.get("owned_by") or "")),
+        software=await _software(client, told.name(entry.get("owned_by"))),
         model=model,
         max_context=await _max_context(client, entry),
         slots=None,
@@ -216,7 +220,7 @@ async def _reads_suffix(client: Client, asked: Json, plain: Json) -> bool:
 
 def _prompt_tokens(answer: Json) -> int | None:
     found = (answer.get("usage") or {}).get("prompt_tokens")
-    return None if found is None else int(found)
+    return None if found is None else told.count(found)
 
 
 async def _tokenized(
@@ -258,11 +262,10 @@ def _same(ours: Sequence[int], theirs: list[int] | None) -> bool | None:
 
 async def _software(client: Client, owner: str) -> str:
     try:
-        told = await client.get("/version")
+        said = await client.get("/version")
     except ServerError:
-        told = None
-    version = told.get("version") if isinstance(told, dict) else None
-    if version:
+        said = None
+    if version := told.name(said.get("version") if isinstance(said, dict) else None):
         return f"vLLM {version}"
     return {"tabbyAPI": "TabbyAPI", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(owner, owner)
 
@@ -270,6 +273,6 @@ async def _software(client: Client, owner: str) -> str:
 async def _max_context(client: Client, entry: Json) -> int | None:
     found = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
     if not found:
-        told = await client.get("/v1/model")
-        found = ((told or {}).get("parameters") or {}).get("max_seq_len")
-    return int(found) if found else None
+        said = await client.get("/v1/model")
+        found = ((said or {}).get("parameters") or {}).get("max_seq_len")
+    return told.size(found)

@@ -5,10 +5,11 @@ half its body."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import chain, islice
+from typing import Any
 
 from support.remote.http import JSON, Answer, Wire, honest
 
@@ -193,3 +194,21 @@ class NotAStream:
 
     async def play(self, wire: Wire, answer: Answer) -> None:
         await honest(wire, Answer(200, [self.body.encode()], JSON))
+
+
+@dataclass(frozen=True)
+class Twisted:
+    """What `twist` makes of each event, or of the one object that the answer is. Numbers may be such as only
+    Python's JSON has."""
+
+    twist: Callable[[Any], Any]
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        await honest(wire, replace(answer, parts=map(self._twisted, answer.parts)))
+
+    def _twisted(self, part: bytes) -> bytes:
+        begin, end = (b"data: ", b"\n\n") if part.startswith(b"data: ") else (b"", b"")
+        said = part.removeprefix(begin).strip()
+        if said == DONE:
+            return part
+        return begin + json.dumps(self.twist(json.loads(said))).encode() + end

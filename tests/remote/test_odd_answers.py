@@ -1,0 +1,262 @@
+"""Servers that answer what no server should: it costs one answer at most, and nothing that lasts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from completion_ls.config.settings import RemoteSettings
+from completion_ls.daemon.detokenize import Detokenizer
+from completion_ls.decode.vocabulary import Vocabulary
+from completion_ls.engines.contract import Event, Job, JobFailed, Unfinished
+from completion_ls.engines.remote import breaker, http
+from completion_ls.engines.remote.engine import RemoteEngine, connect
+from completion_ls.engines.remote.errors import ServerError
+from completion_ls.engines.remote.probe import look
+from support.jobs import drain, job
+from support.remote import faults
+from support.remote.http import Dialect, Server, serving
+from support.remote.llama import LlamaCpp
+from support.remote.model import HashedModel
+from support.remote.vllm import Vllm
+from support.tokenizer_kinds import KINDS
+
+CODE = "def add(a, b):\n    return a + b\n"
+SPOKEN = ("/completion", "/v1/completions")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return KINDS["qwen2"]()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> HashedModel:
+    return HashedModel(tokenizer, seed=3, end=0, end_bias=-6)
+
+
+@pytest.fixture(params=["llama.cpp", "vllm"])
+def dialect(request: pytest.FixtureRequest, model: HashedModel) -> Dialect:
+    return LlamaCpp(model) if request.param == "llama.cpp" else Vllm(model, tells_cached=True)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PAUSE_S", 0.01)
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(breaker, "LAST_PAUSE_S", 0.1)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What the engine says of the server's reach."""
+    return []
+
+
+Connect = Callable[..., RemoteEngine]
+
+
+@pytest.fixture
+def engine_of(tokenizer: Tokenizer, told: list[str]) -> Iterator[Connect]:
+    """Makes the engine of a server."""
+    made = []
+
+    def make(server: Server, timeout_s: float = 5) -> RemoteEngine:
+        settings = RemoteSettings(url=server.url, timeout_s=timeout_s)
+        engine = RemoteEngine(*connect(settings, tokenizer, told.append), tokenizer)
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def answer(engine: RemoteEngine, wanted: Job) -> list[Event]:
+    engine.add(wanted)
+    return list(drain(engine, 100_000))
+
+
+def plain_job(tokenizer: Tokenizer, **more: Any) -> Job:
+    return job(tokenizer.encode(CODE, add_special_tokens=False).ids, 6, **more)
+
+
+def word_job(tokenizer: Tokenizer, word: str = " val") -> Job:
+    before = tokenizer.encode(CODE, add_special_tokens=False).ids
+    reading = Vocabulary(tokenizer).read(word)
+    unfinished = Unfinished(word.encode(), len(reading))
+    return job((*before, *reading), 6, unfinished=unfinished)
+
+
+def everywhere(names: Sequence[str], value: object) -> Callable[[Any], Any]:
+    """A twist: each field of these names has this value."""
+
+    def twisted(told: Any) -> Any:
+        match told:
+            case dict():
+                return {
+                    name: value if name in names else twisted(inner) for name, inner in told.items()
+                }
+            case list():
+                return [twisted(inner) for inner in told]
+        return told
+
+    return twisted
+
+
+def of_the_best(value: object) -> Callable[[Any], Any]:
+    """A twist: all log probabilities that are told beside the chosen token's have this value."""
+
+    def twisted(told: Any) -> Any:
+        for choice in told.get("choices", []):
+            for top in (choice.get("logprobs") or {}).get("top_logprobs") or []:
+                top.update(dict.fromkeys(top, value))
+        for place in told.get("completion_probabilities", []):
+            for one in place["top_logprobs"]:
+                one["logprob"] = value
+        return told
+
+    return twisted
+
+
+HUGE = 10**400
+"""More than a float can be."""
+
+
+def _name(value: object) -> str:
+    return repr(value)[:20]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 5.0, HUGE], ids=_name)
+@pytest.mark.parametrize("is_best", [False, True])
+def test_what_can_be_no_probability_reaches_nobody_and_is_forgotten(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, value: float, is_best: bool
+) -> None:
+    with serving(dialect) as server:
+        engine = engine_of(server)
+        whole = answer(engine, word_job(tokenizer))
+        names = ("logprob", "token_logprobs")
+        twist = everywhere(names, value if "llama" in repr(dialect).lower() else [value])
+        for path in SPOKEN:
+            server.fail(faults.Twisted(of_the_best(value) if is_best else twist), 99, path)
+        for wanted in (word_job(tokenizer, " ret"), plain_job(tokenizer)):
+            try:
+                events = answer(engine, wanted)
+            except JobFailed as failure:
+                assert "shape" in str(failure.cause) or "probabilities" in str(failure.cause)
+                continue
+            for event in events:
+                assert all(logprob <= 0 for logprob in event.logprobs)
+                assert event.typed_logprob is None or event.typed_logprob <= 0
+        server.fault = None
+        _when_asked_again(engine)
+        tokens = [token for event in answer(engine, word_job(tokenizer)) for token in event.tokens]
+        assert tokens == [token for event in whole for token in event.tokens]
+        assert answer(engine, word_job(tokenizer, " ret"))  # nothing of what was told stays
+
+
+@pytest.mark.parametrize("id", [-1, 2**40, 2**70, HUGE], ids=_name)
+def test_a_token_that_cannot_be_costs_one_answer(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, id: int
+) -> None:
+    ids = [id] if isinstance(dialect, LlamaCpp) else [f"token_id:{id}"]
+    with serving(dialect) as server:
+        engine = engine_of(server)
+        for wanted in (plain_job(tokenizer), word_job(tokenizer)):
+            for path in SPOKEN:
+                server.fail(faults.Twisted(everywhere(["tokens"], ids)), 99, path)
+            text = Detokenizer(tokenizer, wanted.prompt)
+            with pytest.raises(JobFailed, match="in another shape"):
+                for event in answer(engine, wanted):
+                    text.add(event.tokens)
+            server.fault = None
+        _when_asked_again(engine)
+        assert answer(engine, plain_job(tokenizer))
+
+
+def test_counts_that_cannot_be_are_no_counts_below_nothing(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect
+) -> None:
+    for dialect, names in (
+        (LlamaCpp(model), ("prompt_n", "cache_n")),
+        (Vllm(model, tells_cached=True), ("cached_tokens",)),
+    ):
+        for value in (-7, 10**30):
+            with serving(dialect) as server:
+                engine = engine_of(server)
+                for path in SPOKEN:
+                    server.fail(faults.Twisted(everywhere(names, value)), 99, path)
+                events = answer(engine, plain_job(tokenizer))
+                assert all(0 <= event.reused < 2**40 for event in events)
+                assert all(0 <= event.computed < 2**40 for event in events)
+
+
+def test_half_a_surrogate_pair_is_no_text(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect
+) -> None:
+    with serving(dialect) as server:
+        engine = engine_of(server)
+        twist = everywhere(["text", "content"], "\ud83d")
+        for path in SPOKEN:
+            server.fail(faults.Twisted(twist), 99, path)
+        with pytest.raises(JobFailed, match="in another shape"):
+            answer(engine, plain_job(tokenizer))
+
+
+def test_a_server_that_tells_less_when_asked_for_more_is_not_asked_for_ever(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect
+) -> None:
+    asked = 0
+
+    def fewer(told: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        for place in told.get("completion_probabilities", []):
+            place["top_logprobs"] = place["top_logprobs"][: max(1, 20 - asked)]
+        return told
+
+    with serving(LlamaCpp(model)) as server:
+        engine = engine_of(server)
+        server.fail(faults.Twisted(fewer), 10_000, "/completion")
+        for word in (" val", "pri", " ret", "(", "x"):
+            assert answer(engine, word_job(tokenizer, word))
+        assert len(server.asked("/completion")) < 200
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**12, "many", math.inf, math.nan, None], ids=repr)
+def test_slots_and_a_context_that_cannot_be_are_not_believed(
+    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, value: Any
+) -> None:
+    with serving(LlamaCpp(model, slots=value, context=value)) as server:
+        engine = engine_of(server)
+        assert engine.abilities.slots is None
+        assert engine.max_context >= 1024
+        assert answer(engine, plain_job(tokenizer))
+
+
+def test_names_that_are_none_are_shown_to_nobody(model: HashedModel, tokenizer: Tokenizer) -> None:
+    odd = ["x" * 100_000, "a\x1b[2J", 7, None, ["a"]]
+
+    def listed(told: Any) -> Any:
+        return {**told, "data": [{**told["data"][0], "id": id} for id in odd]}
+
+    with serving(Vllm(model)) as server:
+        server.fail(faults.Twisted(listed), path="/v1/models")
+        with pytest.raises(ServerError, match="no model") as failure:
+            look(RemoteSettings(url=server.url), tokenizer)
+        assert len(str(failure.value)) < 300 and "\x1b" not in str(failure.value)
+    with serving(LlamaCpp(model, props={"model_alias": "a\x1b[2J"})) as llama:
+        assert look(RemoteSettings(url=llama.url), tokenizer).model == ""
+
+
+def _when_asked_again(engine: RemoteEngine) -> None:
+    deadline = time.monotonic() + 20
+    while engine.figures()["server_trouble"]:
+        assert time.monotonic() < deadline
+        engine.step()
+        time.sleep(0.01)
