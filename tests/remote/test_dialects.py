@@ -444,6 +444,7 @@ MENDED = [
 """Of these nothing is seen."""
 LOST = [
     faults.Status(429, "600"),
+    faults.Cut(0, within_line=True),
     faults.Cut(2, reset=True),
     faults.Cut(2, reset=False),
     faults.Cut(2, reset=False, within_line=True),
@@ -458,6 +459,7 @@ LOST = [
     faults.Silent(),
     faults.Hangs(2),
     faults.NotAStream(),
+    faults.Packed(),
 ]
 """Of these the one answer is lost, in a sentence."""
 

@@ -15,7 +15,7 @@ from completion_ls.decode import covering
 from completion_ls.decode.covering import Branch, Covered, Covering
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Job, Sampling, Unfinished
-from completion_ls.engines.remote.covering import KEPT, Places, Told, Unknown, WordChoice
+from completion_ls.engines.remote.covering import KEPT, MORE, Places, Told, Unknown, WordChoice
 from support.tiny_model import write_tiny_model
 
 WORDS = [
@@ -194,6 +194,13 @@ def test_a_word_that_no_token_told_begins_is_read_as_the_tokenizer_does(
     found = server.covers(choice, places)
     assert not choice.is_exact
     assert found.tokens[: len(vocabulary.read("qq"))] == vocabulary.read("qq")
+
+
+def test_no_more_is_kept_of_a_place_than_was_asked_for() -> None:
+    places = Places()
+    places.put((1,), Told({token: -float(token) for token in range(1, 10_000)}))
+    known = places.get((1,))
+    assert known and set(known.logprobs) == set(range(1, MORE + 2))
 
 
 def test_more_is_not_forgotten_for_less_and_the_oldest_goes() -> None:

@@ -16,6 +16,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,6 +33,8 @@ TOP = 20
 """So many probabilities are asked for first. (vLLM tells no more, unless it is told to.)"""
 MORE = 1000
 """And so many where these do not decide."""
+MOST_TOLD = MORE + 1
+"""More is not kept, whatever is told: the one that was chosen may stand beside the most probable ones."""
 
 Ids = tuple[int, ...]
 
@@ -69,6 +73,9 @@ class Places:
 
     def put(self, before: Ids, told: Told) -> None:
         """Note it, unless more was told before."""
+        if len(told.logprobs) > MOST_TOLD:
+            best = nlargest(MOST_TOLD, told.logprobs.items(), key=itemgetter(1))
+            told = Told(dict(best), told.is_all)
         known = self._told.get(before)
         if known is None or len(told.logprobs) >= len(known.logprobs):
             self._told[before] = told

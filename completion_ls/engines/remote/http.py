@@ -50,7 +50,8 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = address.netloc or url
         self.retries = 0
-        headers = {"User-Agent": f"completion-ls/{__version__}"}
+        # A few bytes of what is packed may be gigabytes.
+        headers = {"User-Agent": f"completion-ls/{__version__}", "Accept-Encoding": "identity"}
         if key:
             headers |= {"Authorization": f"Bearer {key}"}
         self._timeout_s = timeout_s
@@ -97,14 +98,12 @@ class Client:
         """The events of a streamed answer, up to its end or to `[DONE]`. Closing it closes the
         connection at once, by which the server learns that nobody waits. Raises ServerError."""
         for number in range(1, TRIES + 1):
-            has_begun = False
             try:
                 async with (
                     self._response("POST", path, body, headers, quote=False) as response,
                     aclosing(self._lines(response)) as lines,
                 ):
                     async for line in lines:
-                        has_begun = True
                         if not line.startswith(b"data:"):
                             self._check_line(line)
                             continue
@@ -114,7 +113,7 @@ class Client:
                         yield self._object(data)
                 return
             except ServerError as error:
-                if has_begun or not await self._may_retry(error, number):
+                if not await self._may_retry(error, number):
                     raise
 
     def _check_line(self, line: bytes) -> None:
@@ -159,6 +158,7 @@ class Client:
     async def _response(
         self, method: str, path: str, body: Json | None, headers: Mapping[str, str], *, quote: bool
     ) -> AsyncGenerator[httpx2.Response, None]:
+        response = None
         try:
             async with self._http.stream(
                 method, self.url + path, json=body, headers=dict(headers)
@@ -167,7 +167,9 @@ class Client:
                     raise await self._refusal(response, path, quote=quote)
                 yield response
         except httpx2.TransportError as error:
-            raise self._trouble(error) from error
+            trouble = self._trouble(error)
+            trouble.may_retry &= response is None or not response.num_bytes_downloaded
+            raise trouble from error
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise ServerError(
                 f"The server {self.name} cannot be asked ({type(error).__name__}); check remote.url.",
@@ -175,23 +177,25 @@ class Client:
             ) from error
 
     async def _lines(self, response: httpx2.Response) -> AsyncGenerator[bytes, None]:
-        rest = b""
-        async for part in response.aiter_bytes():
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                yield line.rstrip(b"\r")
+        rest = bytearray()
+        async for part in response.aiter_raw():
+            rest += part
+            if b"\n" in part:
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    yield bytes(line).rstrip(b"\r")
             if len(rest) > MOST_LINE:
                 raise ServerError(f"The server {self.name} sends a line without an end.")
         if rest:
-            yield rest
+            yield bytes(rest)
 
     async def _read(self, response: httpx2.Response) -> bytes:
-        found = b""
-        async for part in response.aiter_bytes():
+        found = bytearray()
+        async for part in response.aiter_raw():
             found += part
             if len(found) > MOST_LINE:
                 raise ServerError(f"The server {self.name} sends an answer without an end.")
-        return found
+        return bytes(found)
 
     async def _refusal(self, response: httpx2.Response, path: str, *, quote: bool) -> ServerError:
         status, who = response.status_code, f"The server {self.name}"
@@ -231,7 +235,7 @@ class Client:
     async def _said(self, response: httpx2.Response) -> str:
         found = b""
         try:
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 found += part
                 if len(found) > MOST_ERROR:
                     break

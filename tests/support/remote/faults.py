@@ -4,6 +4,7 @@ half its body."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -184,6 +185,15 @@ class OtherType:
 
     async def play(self, wire: Wire, answer: Answer) -> None:
         await honest(wire, replace(answer, content_type=self.content_type))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The answer is packed, though nobody asked for that."""
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        body, headers = gzip.compress(b"".join(answer.parts)), {"content-encoding": "gzip"}
+        await honest(wire, Answer(answer.status, [body], answer.content_type, headers))
 
 
 @dataclass(frozen=True)
