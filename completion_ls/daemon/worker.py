@@ -144,6 +144,8 @@ class Worker(threading.Thread):
         self._foreground = Foreground()
         self._last_id = 0
         self._passes = 0
+        self._waited_s = 0.0
+        """Seconds of steps in which a server has said nothing, since it said something."""
 
     @property
     def backlog(self) -> int:
@@ -210,6 +212,8 @@ class Worker(threading.Thread):
 
     def _serve(self, loaded: Loaded) -> None:
         while True:
+            if not self._jobs:
+                self._waited_s = 0.0
             with self._wake:
                 self._wake.wait_for(
                     lambda: self._closing or self._inbox or self._jobs or self._aside.busy
@@ -363,6 +367,7 @@ class Worker(threading.Thread):
 
     def _job_failed(self, failure: JobFailed) -> None:
         is_server = isinstance(failure.cause, ServerError)
+        self._waited_s = 0.0
         if not is_server:  # of which the engine has written its sentence
             log.error("job failed:\n%s", log_form.described(failure.cause))
         if self._aside.owns(failure.job_id):
@@ -378,10 +383,15 @@ class Worker(threading.Thread):
         self._send(job.peer, Error(id=job.request.id, code=code, text=text))
 
     def _account(self, loaded: Loaded, events: list[Event], seconds: float) -> None:
-        """Count what a step took, for the jobs that it was done for."""
+        """Count what a step took, for the jobs that it was done for: with the steps before it, where they
+        waited for it."""
         figures = self.statistics
-        passes, self._passes = self._passes, loaded.engine.passes
         figures.engine_s += seconds
+        if not events:
+            self._waited_s += seconds
+            return
+        seconds, self._waited_s = seconds + self._waited_s, 0.0
+        passes, self._passes = self._passes, loaded.engine.passes
         for event in events:
             job = self._jobs.get(event.job_id)
             # Without a job of a peer it is one of our own.

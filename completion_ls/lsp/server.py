@@ -127,6 +127,7 @@ class CompletionServer(LanguageServer):
         old, config = self.first, DaemonConfig.of(self.settings)
         if not old.config.shares_daemon_with(config):
             self.first, self._trouble = self._new_engine(config), ""
+            self.notices.forget(UNREACHABLE)
             self.fallback.settle(self._trouble)
             self.use(self.first, self.settings)
             self.first.warm_up()

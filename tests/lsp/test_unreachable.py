@@ -79,6 +79,16 @@ async def test_a_lost_server_is_one_message_and_its_return_none(
     await until(lambda: len(editor.shown) == 2)  # it is news again
 
 
+async def test_that_the_server_of_other_settings_is_lost_is_news(
+    script: Script, editor: Window
+) -> None:
+    script.reaches(LOST)
+    await until(lambda: len(editor.shown) == 1)
+    settings = {"completion-ls": {"model": {"name": "owner/other"}}}
+    editor.client.workspace_did_change_configuration(t.DidChangeConfigurationParams(settings))
+    await until(lambda: len(editor.shown) == 2)
+
+
 async def test_a_window_that_comes_later_hears_that_the_server_is_lost(
     script: Script, editor: Window
 ) -> None:
