@@ -94,7 +94,7 @@ def _tokens(notes: Notes, found: Abilities) -> None:
             "It tells none, so completion.show_above has no effect: ghost text is shown however sure the "
             "model is.",
         )
-    if found.covers_exactly:
+    if found.by_tokens:
         notes.ok("unfinished words", "their most probable end is found, as an engine here finds it")
     else:
         notes.remark(

@@ -58,7 +58,7 @@ async def test_typing_costs_a_token_or_two_and_its_figures_say_so(
         await client.close()
     assert figures["engine"] == "remote" and figures["server_software"] == "llama.cpp"
     assert figures["prompt_tokens_computed_p50"] <= 3
-    assert figures["server_covers_exactly"] and figures["server_trouble"] == ""
+    assert figures["server_by_tokens"] and figures["server_trouble"] == ""
     assert figures["drafting"] == {} and figures["weight_bytes"] == 0
 
 

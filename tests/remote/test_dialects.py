@@ -111,7 +111,7 @@ def test_vllm_is_spoken_to_by_tokens(model: HashedModel, tokenizer: Tokenizer, a
     with serving(Vllm(model, age=age, tells_cached=True, max_model_len=1024)) as server:
         found = look(RemoteSettings(url=server.url), tokenizer)
     assert found.software == f"vLLM {age}" and found.dialect == "openai"
-    assert found.by_tokens and found.covers_exactly
+    assert found.by_tokens
     assert (found.logprobs, found.max_context, found.slots) == (20, 1024, None)
     assert found.counts_reuse and found.reuses is True
     assert found.fills_in == ""
@@ -131,7 +131,7 @@ def test_tabbyapi_is_spoken_to_by_texts(model: HashedModel, tokenizer: Tokenizer
         found = look(RemoteSettings(url=server.url), tokenizer)
     assert found.software == "TabbyAPI"
     assert found.same_tokens is True and not found.token_prompts and not found.by_tokens
-    assert not found.covers_exactly and found.logprobs > 0
+    assert not found.by_tokens and found.logprobs > 0
     assert found.max_context == 1024
     assert found.reuses is (True if age == "2026" else None)
     assert found.fills_in == ""  # it takes a suffix, and does not read it
@@ -272,7 +272,6 @@ def test_with_few_probabilities_the_output_still_spells_the_word(
     with serving(Vllm(model, max_logprobs=5)) as server:
         engine = engine_of(server)
         events = answer(engine, word_job(vocabulary, before, word))
-    assert vocabulary.bytes_of is not None
     spelled = b"".join(map(vocabulary.bytes_of, tokens_of(events)))
     assert spelled.startswith(word.encode()) and len(spelled) > len(word.encode())
 
@@ -297,10 +296,9 @@ def test_stop_tokens_the_minimum_and_seeds(
     assert drawn[0] == drawn[1] != drawn[2] and drawn[3] == drawn[4]
 
 
-def test_the_keys_of_a_word_ask_once_each(
+def test_the_requests_of_a_document_are_a_session_that_tells_nothing_of_it(
     model: HashedModel, tokenizer: Tokenizer, vocabulary: Vocabulary, engine_of: Connect
 ) -> None:
-    """Only the end of the prompt differs from key to key, and the session is the same."""
     with serving(Vllm(model, tells_cached=True, max_logprobs=1000)) as server:
         engine = engine_of(server)
         prompts = PromptBuilder(tokenizer, "plain", frozenset())
@@ -612,6 +610,24 @@ def test_a_server_that_comes_back_as_another_is_looked_at_anew(
             time.sleep(0.01)
         with pytest.raises(ServerError, match="come back with another model"):
             answer(engine, job(prompt, 5))
+
+
+def test_a_server_that_comes_back_busier_is_the_same(
+    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, told: list[str]
+) -> None:
+    with serving(Vllm(model, tells_cached=True)) as server:
+        engine = engine_of(server)
+        assert engine.abilities.reuses
+        prompt = ids_of(tokenizer, CODE)
+        with server.refusing():
+            with pytest.raises(JobFailed):
+                answer(engine, job(prompt, 5))
+            server.dialect.keeps = False
+        deadline = time.monotonic() + 20
+        while len(told) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert tokens_of(answer(engine, job(prompt, 5))) == model.greedy(prompt, 5)
 
 
 def test_the_engine_waits_for_a_server_that_is_not_there_yet(

@@ -87,7 +87,7 @@ def tokens_of(reader: Reader, text: str) -> tuple[int, ...]:
 def test_what_the_server_can_is_found(engine: RemoteEngine) -> None:
     able = engine.abilities
     assert (able.dialect, able.software, able.slots) == ("llama.cpp", "llama.cpp", 2)
-    assert able.by_tokens and able.covers_exactly and able.reuses and able.counts_reuse
+    assert able.by_tokens and able.reuses and able.counts_reuse
     assert able.max_context == engine.max_context == 4096
     assert able.fills_in == ""  # the default model has no FIM tokens
 

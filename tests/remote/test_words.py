@@ -164,8 +164,20 @@ def test_with_all_probabilities_a_draw_is_that_of_a_local_engine(
     server = Server(size, seed, 2.0, size, size)
     wanted = job(vocabulary, word, Sampling(0.8, 1.0, 0, seed))
     places = Places()
-    found = server.covers(WordChoice(wanted, places, vocabulary, size), places)
+    choice = WordChoice(wanted, places, vocabulary, size)
+    found = server.covers(choice, places)
+    assert choice.is_exact
     assert found.tokens == of_a_local_engine(server, vocabulary, wanted).tokens
+
+
+def test_a_draw_among_some_of_the_probabilities_is_not_said_to_be_a_local_engines(
+    vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    size = tokenizer.get_vocab_size()
+    server, places = Server(size, 1, 2.0, 100, 100), Places()
+    choice = WordChoice(job(vocabulary, " ", Sampling(0.8)), places, vocabulary, size)
+    server.covers(choice, places)
+    assert not choice.is_exact
 
 
 def test_the_next_key_of_a_word_asks_nothing_where_the_model_expected_it(

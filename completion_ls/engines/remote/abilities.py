@@ -40,10 +40,7 @@ class Abilities:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether prompts are sent, and answers taken, as tokens: else as text."""
-        return self.token_prompts and self.token_ids and self.same_tokens is True
-
-    @property
-    def covers_exactly(self) -> bool:
-        """Whether an unfinished word is covered as a local engine does; else its text is healed."""
-        return self.by_tokens and self.logprobs > 0
+        """Whether prompts are sent, and answers taken, as tokens, and an unfinished word is covered as by a
+        local engine; else all goes as text, and the word is healed."""
+        speaks_tokens = self.token_prompts and self.token_ids and self.logprobs > 0
+        return speaks_tokens and self.same_tokens is True

@@ -126,7 +126,7 @@ class Answer:
         """Raises ServerError, and NoRoom where nothing was asked."""
         try:
             if self._job.unfinished and not self._running.output:
-                if self._desk.abilities.covers_exactly:
+                if self._desk.abilities.by_tokens:
                     await self._cover()
                 else:
                     await self._heal()
@@ -227,7 +227,7 @@ class Answer:
         """As `_cover`, by texts."""
         word, desk = self._job.unfinished, self._desk
         assert word is not None
-        half = b"" if desk.abilities.by_tokens else desk.texts.render(self._base).half
+        half = desk.texts.render(self._base).half
         healing = Healing(half + word.text)
         stream = self._stream = self._open(self._base, self._job.max_new_tokens, TOP)
         state = Healed.OPEN
@@ -236,7 +236,7 @@ class Answer:
             state = healing.add(item.text) if item else Healed.NO
         if state is Healed.YES:
             text = bytes(healing.come[len(half) :]).decode(errors="ignore")
-            tokens = stream.tokens if desk.abilities.by_tokens else desk.vocabulary.read(text)
+            tokens = desk.vocabulary.read(text)
             logprobs = [sum(item.logprobs) for item in stream.read]
             typed = sum(logprobs[:-1]) + _typed_logprob(stream.read, healing.typed)
             self._tell_word(_spread(tokens, sum(logprobs), min(0.0, typed)))
@@ -278,12 +278,7 @@ class Answer:
         for number, token in enumerate(tokens):
             if token in stops:
                 running.output += tokens[:number]
-                self._emit_event(
-                    tokens[:number],
-                    logprobs[:number],
-                    Finish.STOP,
-                    logprobs[number] if self._desk.abilities.logprobs else None,
-                )
+                self._emit_event(tokens[:number], logprobs[:number], Finish.STOP, logprobs[number])
                 return
         if not self._desk.abilities.by_tokens and (end := self._control_at(item.text)) is not None:
             tokens = self._desk.vocabulary.read(item.text[:end].decode(errors="ignore"))

@@ -60,11 +60,6 @@ class Breaker:
         self._tell(str(error))
         self._trying = asyncio.create_task(self._try_again())
 
-    def close(self) -> None:
-        """Try no more."""
-        if self._trying:
-            self._trying.cancel()
-
     async def _try_again(self) -> None:
         while True:
             await asyncio.sleep(self._pause * random.uniform(0.75, 1.25))

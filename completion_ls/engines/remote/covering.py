@@ -133,6 +133,10 @@ class WordChoice:
         if unsure:
             raise Unknown(tuple(unsure), more=True)
         self.is_exact = not open_ended
+        if self._sampling.temperature > 0:
+            self.is_exact = all(
+                len(self._told(node.branch).logprobs) >= self._size for node in nodes
+            )
         return found
 
     def _might_be_better(self, node: Node, nodes: Sequence[Node], found: Covered) -> bool:

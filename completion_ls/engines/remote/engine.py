@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -32,7 +32,6 @@ from completion_ls.engines.remote.ask import Server
 from completion_ls.engines.remote.breaker import Breaker
 from completion_ls.engines.remote.covering import Places
 from completion_ls.engines.remote.errors import ServerError
-from completion_ls.engines.remote.http import Client
 from completion_ls.engines.remote.llama_cpp import LlamaCpp
 from completion_ls.engines.remote.openai import OpenAi
 from completion_ls.engines.remote.probe import client_of, probe
@@ -173,7 +172,6 @@ class RemoteEngine:
             "server_software": self.abilities.software,
             "server_model": self.abilities.model,
             "server_by_tokens": self.abilities.by_tokens,
-            "server_covers_exactly": self.abilities.covers_exactly,
             "server_requests": self._figures.requests,
             "server_retries": self._network.client.retries,
             "server_words_covered": self._figures.words,
@@ -188,7 +186,6 @@ class RemoteEngine:
         self._closed = True
         for job_id in list(self._jobs):
             self.cancel(job_id)
-        self._network.call(self._desk.breaker.close)
         self._network.close()
 
     # which jobs are asked for
@@ -305,7 +302,8 @@ class RemoteEngine:
     async def _trial(self) -> None:
         """Whether the server is there again, and the same."""
         found = await probe(self._network.client, self._network.settings.model, self._tokenizer)
-        if found != self.abilities:
+        # Whether it has kept a prompt may depend on who else asks.
+        if replace(found, reuses=self.abilities.reuses) != self.abilities:
             self._broken = (
                 f"The server {self._network.client.name} has come back with another model or other "
                 "settings; it is looked at anew."
@@ -330,14 +328,10 @@ class Network:
         Raises ServerError where the settings are no address that may be used."""
         self.settings = settings
         self.reach = reach
+        self.client = client_of(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
-        try:
-            self.client: Client = self.run(_made(settings))
-        except BaseException:
-            self._stop()
-            raise
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Wait for the end of a coroutine on the thread."""
@@ -346,10 +340,6 @@ class Network:
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Begin a coroutine on the thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function on the thread."""
-        self._loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
         """Hang up, and end the thread."""
@@ -370,10 +360,6 @@ class Network:
         self._thread.join(JOIN_S)
         if not self._thread.is_alive():
             self._loop.close()
-
-
-async def _made(settings: RemoteSettings) -> Client:
-    return client_of(settings)
 
 
 def connect(

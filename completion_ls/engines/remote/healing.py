@@ -1,4 +1,4 @@
-"""The unfinished word where a server speaks in texts only, or tells no probabilities.
+"""The unfinished word where a server speaks in texts only.
 
 It is asked for what follows the text before the word. If that begins with the word as it was typed, all is
 well: the model has split the word as it likes. If not, it is asked again, with the word as a part of its

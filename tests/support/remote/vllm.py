@@ -180,6 +180,8 @@ class Vllm:
         self.model, self.key, self.name, self.age = model, key, name, age
         self.max_model_len, self.max_logprobs = max_model_len, max_logprobs
         self.tells_cached, self.ids_as_tokens, self.burst = tells_cached, ids_as_tokens, burst
+        self.keeps = True
+        """Whether there is room for what was read."""
         self._version = tuple(int(part) for part in age.split(".")[:3])
         self._blocks: set[tuple[str | None, tuple[int, ...]]] = set()
         self._numbers = count(1)
@@ -483,6 +485,9 @@ class Vllm:
         return cached
 
     def _keep(self, request: _Request, tokens: list[int]) -> None:
+        if not self.keeps:
+            self._blocks.clear()
+            return
         for end in range(BLOCK, len(tokens) + 1, BLOCK):
             self._blocks.add((request.cache_salt, tuple(tokens[:end])))
 
