@@ -260,3 +260,161 @@ def _when_asked_again(engine: RemoteEngine) -> None:
         assert time.monotonic() < deadline
         engine.step()
         time.sleep(0.01)
+
+
+PING = b": ping\n\n"
+NOTHING = b'data: {"choices": [], "content": "", "tokens": []}\n\n'
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.Drips(0.05), faults.Endless(PING), faults.Endless(PING, 0), faults.Endless(NOTHING)],
+    ids=["bytes", "pings", "pings-from-the-beginning", "empty-events"],
+)
+def test_who_says_nothing_new_is_silent(
+    dialect: Dialect,
+    tokenizer: Tokenizer,
+    engine_of: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: faults.Fault,
+) -> None:
+    monkeypatch.setattr(http, "CONNECT_S", 0.2)
+    with serving(dialect) as server:
+        engine = engine_of(server, timeout_s=0.2)
+        for wanted in (plain_job(tokenizer), word_job(tokenizer)):
+            for path in SPOKEN:
+                server.fail(fault, 99, path)
+            with pytest.raises(JobFailed, match="nothing"):
+                answer(engine, wanted)
+            assert server.requests[-1].over.wait(5)
+            server.fault = None
+        assert answer(engine, plain_job(tokenizer))
+
+
+def test_a_server_that_drips_does_not_keep_the_trial_for_ever(
+    dialect: Dialect,
+    tokenizer: Tokenizer,
+    engine_of: Connect,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECT_S", 0.2)
+    with serving(dialect) as server:
+        engine = engine_of(server, timeout_s=0.2)
+        server.refuse()
+        with pytest.raises(JobFailed):
+            answer(engine, plain_job(tokenizer))
+        server.fail(faults.Endless(b" ", after=0), 1, "/props")
+        server.listen()
+        _when_asked_again(engine)
+        assert answer(engine, plain_job(tokenizer))
+
+
+@pytest.mark.parametrize("is_word", [False, True])
+def test_an_answer_that_does_not_stop_is_stopped(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, is_word: bool
+) -> None:
+    with serving(dialect) as server:
+        engine = engine_of(server)
+        for path in SPOKEN:
+            server.fail(faults.Repeats(), path=path)
+        wanted = word_job(tokenizer) if is_word else plain_job(tokenizer)
+        events = answer(engine, wanted)
+        assert len([token for event in events for token in event.tokens]) <= 12
+        assert server.requests[-1].over.wait(5)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_packed_answers_are_not_unpacked(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, layers: int
+) -> None:
+    with serving(dialect) as server:
+        engine = engine_of(server)
+        for path in SPOKEN:
+            server.fail(faults.Packed(layers), path=path)
+        with pytest.raises(JobFailed, match="packs its answers"):
+            answer(engine, plain_job(tokenizer))
+        server.fault = None
+        _when_asked_again(engine)
+        assert answer(engine, plain_job(tokenizer))
+        assert server.requests[-1].headers["accept-encoding"] == "identity"
+
+
+def test_a_server_that_comes_back_as_nonsense_is_tried_again(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect, told: list[str]
+) -> None:
+    with serving(LlamaCpp(model)) as server:
+        engine = engine_of(server)
+        server.refuse()
+        with pytest.raises(JobFailed):
+            answer(engine, plain_job(tokenizer))
+        nonsense = everywhere(["timings"], {"cache_n": math.inf})
+        server.fail(faults.Twisted(nonsense), 4, "/completion")
+        server.listen()
+        _when_asked_again(engine)
+        assert answer(engine, plain_job(tokenizer))
+        assert len(told) == 2 and told[1] == ""
+
+
+def test_a_document_that_has_no_slot_yet_hears_of_a_lost_server_as_others_do(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect, told: list[str]
+) -> None:
+    with serving(LlamaCpp(model)) as server:
+        engine = engine_of(server)
+        with server.refusing():
+            with pytest.raises(JobFailed):
+                answer(engine, plain_job(tokenizer, document="file:///new.py"))
+            assert len(told) == 1 and engine.figures()["server_trouble"] == told[0]
+        server.fault = faults.Silent()
+        asked = len(server.asked("/slots"))
+        for _ in range(5):
+            with pytest.raises(JobFailed):
+                answer(engine, plain_job(tokenizer, document="file:///other.py"))
+        assert len(server.asked("/slots")) == asked  # nobody waits for what is known to be lost
+
+
+def test_slots_that_may_not_be_looked_at_are_done_without(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect, told: list[str]
+) -> None:
+    with serving(LlamaCpp(model)) as server:
+        engine = engine_of(server)
+        server.fail(faults.Status(400), 99, "/slots")
+        assert answer(engine, plain_job(tokenizer))
+        assert told == []
+
+
+def test_a_server_that_had_its_prompts_from_before_is_no_other(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect
+) -> None:
+    """Whether the trial's prompt is there depends on what else is asked."""
+    with serving(LlamaCpp(model)) as server:
+        engine = engine_of(server)
+        server.refuse()
+        with pytest.raises(JobFailed):
+            answer(engine, plain_job(tokenizer))
+        found = everywhere(["timings"], {"prompt_n": 1, "cache_n": 50})
+        server.fail(faults.Twisted(found), 2, "/completion")
+        server.listen()
+        _when_asked_again(engine)
+        assert answer(engine, plain_job(tokenizer))
+
+
+def test_an_answer_that_is_gone_on_with_is_closed_when_another_question_fails(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect
+) -> None:
+    """A word of which the first answer's token does not decide needs a look elsewhere."""
+    with serving(Vllm(model, max_logprobs=1000)) as server:
+        engine = engine_of(server, timeout_s=0.5)
+        for word in (" val", "pri", " ret", "(", "x"):
+            server.fail(faults.SlowEvents(0.1), path="/v1/completions")
+            server.fail(faults.Silent(), 99, path="/v1/completions")
+            begun = len(server.requests)
+            try:
+                answer(engine, word_job(tokenizer, word))
+            except JobFailed as failure:
+                assert (
+                    failure.cause.__traceback__ is not None
+                )  # it is alive, and holds what it held
+                assert all(asked.over.wait(5) for asked in server.requests[begun:])
+            server.fault = None
+            _when_asked_again(engine)

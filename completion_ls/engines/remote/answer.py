@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from completion_ls.decode.covering import Covered
@@ -28,6 +28,12 @@ from completion_ls.engines.remote.texts import Texts
 
 TAKEN = 64
 """So many tokens less than there should be in a slot are no mistake: somebody else has used it."""
+
+
+TOO_MANY = 16
+"""So many tokens more than were asked for, and the answer is taken to be over."""
+LONGEST = 256
+"""Characters of a token that was asked for, at most: there are no longer ones but of blanks."""
 
 
 class NoRoom(Exception):
@@ -51,6 +57,10 @@ class Desk:
     """What the answers of an engine share."""
 
     server: Server
+    name: str
+    """The server's host, with the port."""
+    patience_s: float
+    """So long is waited for something new."""
     abilities: Abilities
     vocabulary: Vocabulary
     size: int
@@ -196,7 +206,8 @@ class Answer:
         desk.figures.requests += 1
         try:
             with self._using(slot):
-                found = await desk.server.look(ask)
+                async with self._patience(desk.patience_s):
+                    found = await desk.server.look(ask)
         except ServerError as error:
             desk.breaker.failed(error)
             raise
@@ -325,9 +336,14 @@ class Answer:
         if desk.slots and slot is not None:
             desk.slots.put(slot, self._owner, key)
         come: list[int] = []
+        parts = 0
         with self._using(slot):
             async with aclosing(self._news(ask)) as news:
                 async for one in news:
+                    parts += isinstance(one, Part)
+                    if max(parts, len(come) if by_tokens else 0) > most_tokens + TOO_MANY:
+                        yield End(Finish.LENGTH)
+                        return
                     match one:
                         case Read(reused=reused):
                             self._count(one)
@@ -372,16 +388,22 @@ class Answer:
         """What the server says; the breaker and the figures hear of it."""
         desk = self._desk
         desk.figures.requests += 1
+        now = asyncio.get_running_loop().time
         has_come = False
         try:
             async with aclosing(desk.server.stream(ask)) as news:
-                async for one in news:
+                until, one = now() + desk.patience_s, None
+                while not isinstance(one, End):
+                    async with self._patience(until - now()):
+                        one = await anext(news)
                     if isinstance(one, Part):
                         has_come = True
                         desk.figures.passes += 1
                         if not self._counted and not desk.abilities.counts_reuse:
                             self._count(Read(len(self._job.prompt), 0))
                     yield one
+                    if isinstance(one, Part):
+                        until = now() + desk.patience_s
         except ServerError as error:
             desk.breaker.failed(error)
             raise
@@ -390,6 +412,17 @@ class Answer:
                 desk.breaker.succeeded()
             raise
         desk.breaker.succeeded()
+
+    @asynccontextmanager
+    async def _patience(self, seconds: float) -> AsyncGenerator[None, None]:
+        """Raise ServerError where it takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise ServerError(
+                f"The server {self._desk.name} has said nothing new for {self._desk.patience_s:g} s."
+            ) from None
 
     def _of(self, part: Part) -> list[_Item]:
         vocabulary = self._desk.vocabulary
@@ -400,10 +433,11 @@ class Answer:
                 _Item(vocabulary.bytes_of(token), (token,), (logprob,), top)
                 for token, logprob, top in zip(part.tokens, logprobs, tops, strict=True)
             ]
-        tokens = vocabulary.read(part.text)
+        text = part.text[: LONGEST * self._job.max_new_tokens]
+        tokens = vocabulary.read(text)
         top = part.tops[0] if len(part.tops) == 1 else None
         logprobs = _first_has_all(tokens, sum(part.logprobs))
-        return [_Item(part.text.encode(), tokens, logprobs, top)] if part.text else []
+        return [_Item(text.encode(), tokens, logprobs, top)] if text else []
 
     def _count(self, read: Read) -> None:
         """Of several requests for a word all count, of those that go on behind the prompt none."""

@@ -69,6 +69,9 @@ class Breaker:
             except ServerError as error:
                 log.info("still: %s", error)
                 continue
+            except Exception as error:  # without an end the server would never be asked again
+                log.warning("the trial failed: %s", type(error).__name__)
+                continue
             self._failures, self._trouble, self._trying = 0, None, None
             self._tell("")
             return

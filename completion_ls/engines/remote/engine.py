@@ -288,6 +288,8 @@ class RemoteEngine:
 
         return Desk(
             server=server,
+            name=client.name,
+            patience_s=client.patience_s,
             abilities=able,
             vocabulary=vocabulary,
             size=self._size,

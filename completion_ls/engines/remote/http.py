@@ -55,6 +55,8 @@ class Client:
         if key:
             headers |= {"Authorization": f"Bearer {key}"}
         self._timeout_s = timeout_s
+        self.patience_s = 2 * timeout_s + CONNECT_S
+        """So long is waited for something new, whatever else comes meanwhile."""
         limits = httpx2.Limits(max_connections=64, keepalive_expiry=60)
         self._http = httpx2.AsyncClient(
             headers=headers,
@@ -139,8 +141,12 @@ class Client:
     async def _whole(self, method: str, path: str, body: Json | None, *, quote: bool) -> Any:
         for number in range(1, TRIES + 1):
             try:
-                async with self._response(method, path, body, {}, quote=quote) as response:
-                    return self._value(await self._read(response))
+                # A byte now and then is no answer either.
+                async with asyncio.timeout(CONNECT_S + self._timeout_s):
+                    async with self._response(method, path, body, {}, quote=quote) as response:
+                        return self._value(await self._read(response))
+            except TimeoutError:
+                raise self._silent() from None
             except ServerError as error:
                 if not await self._may_retry(error, number):
                     raise
@@ -165,6 +171,12 @@ class Client:
             ) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response, path, quote=quote)
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise ServerError(
+                        f"The server {self.name} packs its answers though it was asked not to; a proxy in "
+                        "front of it may do so.",
+                        lasts=True,
+                    )
                 yield response
         except httpx2.TransportError as error:
             trouble = self._trouble(error)
@@ -251,6 +263,11 @@ class Client:
         text = " ".join("".join(one if one.isprintable() else " " for one in text).split())
         return f": {text[:QUOTED]}" if text else ""
 
+    def _silent(self) -> ServerError:
+        return ServerError(
+            f"The server {self.name} has said nothing for {self._timeout_s:g} s (remote.timeout_s)."
+        )
+
     def _trouble(self, error: httpx2.TransportError) -> ServerError:
         who = f"The server {self.name}"
         if isinstance(error, httpx2.ConnectTimeout):
@@ -271,9 +288,7 @@ class Client:
                 lasts=True,
             )
         if isinstance(error, httpx2.TimeoutException):
-            return ServerError(
-                f"{who} has said nothing for {self._timeout_s:g} s (remote.timeout_s)."
-            )
+            return self._silent()
         # It may have closed a connection that was kept open, at the moment when it was used again.
         return ServerError(f"{who} broke off the connection.", may_retry=True)
 

@@ -10,11 +10,13 @@ from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Finish
 from completion_ls.engines.remote import told
 from completion_ls.engines.remote.ask import Ask, End, Gap, Look, News, Part, Read
-from completion_ls.engines.remote.errors import ServerError
+from completion_ls.engines.remote.errors import Refused, ServerError
 from completion_ls.engines.remote.http import Client, Json
 
 MOST_LOOKS = 16
 """So often another choice is asked for where the first ones are half characters."""
+LONGEST = 256
+"""Bytes of the text that comes with a token, at most."""
 SEEDS = (1 << 32) - 1
 """As many as there are: the next number would be chance."""
 
@@ -65,7 +67,10 @@ class LlamaCpp:
 
     async def idle_slots(self) -> list[int]:
         """See `Server`."""
-        found = await self._client.get("/slots")
+        try:
+            found = await self._client.get("/slots")
+        except Refused:
+            return []
         try:
             return [int(slot["id"]) for slot in found or () if not slot["is_processing"]]
         except told.ODD:
@@ -82,6 +87,8 @@ class LlamaCpp:
         text = part.text.encode()
         if not part.tokens or text == b"".join(map(self._vocabulary.bytes_of, part.tokens)):
             return part
+        if len(text) > LONGEST * len(part.tokens):
+            raise ValueError("not the text of these tokens")
         tokens = self._vocabulary.read(part.text)
         logprobs = (*([0.0] * (len(tokens) - 1)), sum(part.logprobs)) if part.logprobs else ()
         return Part(part.text, tokens, logprobs[: len(tokens)])

@@ -188,15 +188,6 @@ class OtherType:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """The answer is packed, though nobody asked for that."""
-
-    async def play(self, wire: Wire, answer: Answer) -> None:
-        body, headers = gzip.compress(b"".join(answer.parts)), {"content-encoding": "gzip"}
-        await honest(wire, Answer(answer.status, [body], answer.content_type, headers))
-
-
-@dataclass(frozen=True)
 class NotAStream:
     """Who asked for a stream gets one JSON object of the status 200."""
 
@@ -222,3 +213,58 @@ class Twisted:
         if said == DONE:
             return part
         return begin + json.dumps(self.twist(json.loads(said))).encode() + end
+
+
+@dataclass(frozen=True)
+class Drips:
+    """Each byte of the body comes alone, so many seconds after the one before."""
+
+    seconds: float
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        await wire.head(replace(answer, streams=True))
+        for part in answer.parts:
+            for byte in part:
+                await wire.sleep(self.seconds)
+                await wire.data(bytes([byte]))
+        await wire.end()
+
+
+@dataclass(frozen=True)
+class Endless:
+    """After some events these bytes come again and again, until the client goes."""
+
+    part: bytes
+    after: int = 1
+    pause_s: float = 0.01
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        await wire.head(replace(answer, streams=True))
+        for part in islice(answer.parts, self.after):
+            await wire.data(part)
+        while True:
+            await wire.sleep(self.pause_s)
+            await wire.data(self.part)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The first event comes again and again, as if there were no limit."""
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        first = next(iter(answer.parts))
+        await Endless(first, after=0, pause_s=0.001).play(wire, answer)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The body is packed, which nobody has asked for: as often as `layers`."""
+
+    layers: int = 1
+
+    async def play(self, wire: Wire, answer: Answer) -> None:
+        body = b"".join(answer.parts) or b"\n" * (1 << 20)
+        for _ in range(self.layers):
+            body = gzip.compress(body)
+        packed = {"content-encoding": ", ".join(["gzip"] * self.layers)}
+        await honest(wire, replace(answer, parts=[body], headers=packed))
