@@ -42,7 +42,7 @@ CONFIGURATION_SECTION = "completion-ls"
 CONFIGURATION_SOURCE = "workspace/didChangeConfiguration"
 SWITCH_S = 1.0
 UNREACHABLE = "unreachable"
-"""Of the sentences on a server that computes and cannot be reached, one is shown until it can again."""
+"""Of the sentences on a server that cannot be reached, one is shown until it has answered again."""
 CLOSERS = ")]}>\"'`"
 
 
@@ -296,16 +296,21 @@ class CompletionServer(LanguageServer):
                 self.notices.forget(troubles.pop())
             self._settle(client, client.unreachable)  # it is loaded also where its server is away
 
+        completed = -1
+
         def reach(reach: Reach) -> None:
+            nonlocal completed
             if not reach.ok:
+                # One that is there for a trial, and fails at what the user asks for, is no news.
+                if client.completed > completed:
+                    self.notices.forget(UNREACHABLE)
+                completed = client.completed
                 name = self.settings.remote.fallback
                 own = f" Meanwhile the profile {name!r} answers, on this machine." if name else ""
                 self.notices.show(f"{reach.text}{own}", once=UNREACHABLE)
                 self._settle(client, reach.text)
-            else:
-                self.notices.forget(UNREACHABLE)
-                if client.ready:
-                    self._settle(client, "")
+            elif client.ready:
+                self._settle(client, "")
 
         def failed(text: str) -> None:
             troubles.add(text)

@@ -101,6 +101,8 @@ class EngineClient:
         self.ready: Ready | None = None
         self.unreachable = ""
         """Why the server that computes cannot be reached, in a sentence; empty where it can."""
+        self.completed = 0
+        """Answers that have come, to their end."""
         self._watch = watcher or Watcher()
         self._ids = itertools.count(1)
         self._answers: dict[int, Answer] = {}
@@ -247,6 +249,7 @@ class EngineClient:
                         answer.chunks.put_nowait(message)
                 case Done(id=id):
                     self._backoff = FIRST_BACKOFF_S
+                    self.completed += message.generated > 0
                     if answer := self._answers.pop(id, None):
                         answer.chunks.put_nowait(message)
                 case Error(id=int(id)):

@@ -132,3 +132,14 @@ async def test_a_server_that_fails_once_tells_only_who_asks_by_hand(
     await until(lambda: editor.shown == [said, said])
     script.stumbles("")
     assert await asked(editor) == [BODY]
+
+
+async def test_a_server_that_comes_back_for_its_trial_alone_is_no_news(
+    script: Script, editor: Window
+) -> None:
+    for _ in range(3):
+        script.reaches(LOST)
+        await until(lambda: state(editor)[0] == "failed")
+        script.reaches()
+        await until(lambda: state(editor)[0] == "ready")
+    assert editor.shown == [f"completion-ls: {LOST}"]

@@ -1,4 +1,4 @@
-"""When a server is left alone, and when it is tried again."""
+"""A server is left alone for longer and longer as long as it does nothing but pass its trials."""
 
 from __future__ import annotations
 
@@ -7,38 +7,53 @@ import asyncio
 import pytest
 
 from completion_ls.engines.remote import breaker
-from completion_ls.engines.remote.breaker import Breaker
+from completion_ls.engines.remote.breaker import FAILURES, FIRST_PAUSE_S, LAST_PAUSE_S, Breaker
 from completion_ls.engines.remote.errors import ServerError
 
-LOST = ServerError("Nobody is there.", lasts=True)
 
-
-def test_a_server_that_passes_its_trials_alone_is_tried_less_and_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pauses_grow_until_a_request_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
+    told: list[str] = []
 
-    async def slept(seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(breaker.random, "uniform", lambda low, high: 1.0)
-    monkeypatch.setattr(breaker.asyncio, "sleep", slept)
-
     async def trial() -> None:
+        pass  # it passes
+
+    async def lost(one: Breaker) -> None:
+        for _ in range(FAILURES):
+            one.failed(ServerError("It failed."))
+        assert one._trying
+        await one._trying
+
+    monkeypatch.setattr(breaker.asyncio, "sleep", sleep)
+    monkeypatch.setattr(breaker.random, "uniform", lambda low, high: 1.0)
+    one = Breaker(told.append, trial)
+    for _ in range(6):
+        await lost(one)
+    assert pauses == [min(LAST_PAUSE_S, FIRST_PAUSE_S * 2**number) for number in range(6)]
+    assert told == ["It failed.", ""] * 6
+    one.succeeded()
+    await lost(one)
+    assert pauses[-1] == FIRST_PAUSE_S
+
+
+async def test_a_trial_that_fails_in_no_foreseen_way_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes: list[Exception] = [OverflowError(), RuntimeError()]
+
+    async def sleep(seconds: float) -> None:
         pass
 
-    async def lose(one: Breaker, told: asyncio.Queue[str]) -> None:
-        one.failed(LOST)
-        assert await told.get() == str(LOST)
-        assert await told.get() == ""
+    async def trial() -> None:
+        if outcomes:
+            raise outcomes.pop()
 
-    async def history() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
-        one = Breaker(told.put_nowait, trial)
-        for _ in range(6):
-            await lose(one, told)
-        one.succeeded()
-        await lose(one, told)
-
-    asyncio.run(history())
-    assert pauses == [2, 4, 8, 16, 30, 30, 2]
+    monkeypatch.setattr(breaker.asyncio, "sleep", sleep)
+    one = Breaker(lambda text: None, trial)
+    one.failed(ServerError("Nobody is there.", lasts=True))
+    assert one._trying
+    await asyncio.wait_for(one._trying, 5)
+    assert one.trouble == ""

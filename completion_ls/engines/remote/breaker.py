@@ -31,9 +31,10 @@ class Breaker:
         self._tell = tell
         self._trial = trial
         self._failures = 0
-        self._pause = FIRST_PAUSE_S
         self._trouble: ServerError | None = None
         self._trying: asyncio.Task[None] | None = None
+        self._pause = FIRST_PAUSE_S
+        """Before the next trial: longer from one to the next, until a request has succeeded."""
 
     @property
     def trouble(self) -> str:
