@@ -97,7 +97,7 @@ def _draft_rows(figures: Figures) -> Iterator[tuple[str, str]]:
 
 
 def _memory_rows(figures: Figures) -> Iterator[tuple[str, str]]:
-    if "kv_bytes" in figures:
+    if figures.get("kv_bytes_limit"):  # a server keeps its own
         yield "KV", f"{mib(figures['kv_bytes'])} of {mib(figures['kv_bytes_limit'])}"
     yield from _section("", document_lines(figures.get("kv_by_document", [])))
     if "gpu_memory_bytes" in figures:

@@ -98,7 +98,12 @@ def _remote(
     tokenizer = _tokenizer(folder)
     ends = end_of_text_ids(folder)
     progress("Asking the server", 0.0)
-    network, abilities = connect(config.remote, tokenizer, reach)
+
+    def reached(trouble: str) -> None:
+        progress(trouble or "Asking the server", 0.0)  # for `status`
+        reach(trouble)
+
+    network, abilities = connect(config.remote, tokenizer, reached)
     marks = None
     format_name: str = config.model.format
     if not abilities.by_tokens:

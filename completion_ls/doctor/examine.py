@@ -162,6 +162,7 @@ def _engine(page: _Page, chosen: Settings) -> None:
 def _remote(page: _Page, chosen: Settings, config: DaemonConfig) -> None:
     """What concerns a server that computes. Of the model here only the tokenizer is used."""
     name, tell = config.model.name, page.progress
+    wanted = chosen.prompt.max_tokens + chosen.completion.max_tokens
     page.look("server", SOON_S, lambda notes: remote.address(notes, chosen.remote))
     folder = page.look("model files", READING_S, lambda n: model.tokenizer(n, name, tell))
     if folder:
@@ -170,7 +171,7 @@ def _remote(page: _Page, chosen: Settings, config: DaemonConfig) -> None:
         tokenizer = None
         page.look("server", SOON_S, remote.cannot_be_tried)
     if tokenizer and not page.has_failed("server"):
-        page.look("server", LOADING_S, lambda n: remote.look(n, chosen.remote, tokenizer))
+        page.look("server", LOADING_S, lambda n: remote.look(n, chosen.remote, tokenizer, wanted))
         page.look("FIM", SOON_S, lambda n: fim.look(n, tokenizer, chosen.model, chosen.engine))
     figures = _keystroke(page, config, all_here=tokenizer is not None)
     if figures and tokenizer:

@@ -44,12 +44,15 @@ def cannot_be_tried(notes: Notes) -> None:
     notes.remark(
         "server",
         "Not tried: that needs the tokenizer of model.name, which must be the model that the server has. "
-        "`completion-ls models pull` fetches it.",
+        "`completion-ls models pull` fetches it alone.",
     )
 
 
-def look(notes: Notes, remote: RemoteSettings, tokenizer: Tokenizer) -> Abilities | None:
-    """What the server can do, tried now; None where it is of no use."""
+def look(
+    notes: Notes, remote: RemoteSettings, tokenizer: Tokenizer, wanted: int = 0
+) -> Abilities | None:
+    """What the server can do, tried now; None where it is of no use. `wanted` are the tokens that a prompt
+    and its text may have by the settings."""
     try:
         found = probe.look(remote, tokenizer)
     except ServerError as error:
@@ -62,6 +65,12 @@ def look(notes: Notes, remote: RemoteSettings, tokenizer: Tokenizer) -> Abilitie
         notes.remark(
             "context",
             "It does not say how many tokens it holds; if it refuses prompts, lower prompt.max_tokens.",
+        )
+    elif found.max_context < wanted:
+        notes.remark(
+            "context",
+            f"It holds {found.max_context:,} tokens, and prompt.max_tokens and completion.max_tokens are "
+            f"{wanted:,} together: prompts are cut to what fits.",
         )
     else:
         notes.ok("context", f"{found.max_context:,} tokens for prompt and text together")

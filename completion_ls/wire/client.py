@@ -132,6 +132,8 @@ class EngineClient:
     async def complete(self, request: Complete) -> Answer:
         """Send a job (its `id` is set here). Raises EngineFailed where there is no daemon for it."""
         await self._answering()
+        if self._waits_for_server:
+            raise EngineFailed(self.unreachable, passing=True)
         answer = Answer(next(self._ids))
         self._send(request.model_copy(update={"id": answer.id}))
         self._answers[answer.id] = answer
@@ -270,11 +272,25 @@ class EngineClient:
                 case Reach():
                     self.unreachable = "" if message.ok else message.text
                     self._watch.reach(message)
+                    if self._waits_for_server:
+                        self._give_up_all()
                 case Status():
                     for waiting in self._waiting_for_status:
                         if not waiting.done():
                             waiting.set_result(message)
                     self._waiting_for_status.clear()
+
+    @property
+    def _waits_for_server(self) -> bool:
+        """Whether the daemon has never seen the server that computes: it keeps jobs until it has, which may
+        be never. (Later it says itself, at once, that the server cannot be reached.)"""
+        return bool(self.unreachable) and self.ready is None
+
+    def _give_up_all(self) -> None:
+        answers, self._answers = self._answers, {}
+        for id, answer in answers.items():
+            self._send(Cancel(id=id))
+            answer.chunks.put_nowait(EngineFailed(self.unreachable, passing=True))
 
     def _lost(self) -> None:
         """The daemon has gone: say so, unless that was meant, and bring it back if it had worked."""

@@ -69,6 +69,11 @@ async def test_a_server_that_goes_and_comes_back(isolated: dict[str, str], port:
     try:
         await until(lambda: bool(heard))
         assert not heard[-1].ok and "cannot be reached" in heard[-1].text
+        # Nobody is kept waiting for a server that may never be there.
+        with pytest.raises(EngineFailed, match="cannot be reached") as failure:
+            await asked(client, CODE)
+        assert failure.value.passing
+        assert "cannot be reached" in (await client.status()).figures["loading"]
         with llama(port=port):
             await until(lambda: heard[-1].ok)
             await until(lambda: client.ready is not None)
@@ -82,6 +87,17 @@ async def test_a_server_that_goes_and_comes_back(isolated: dict[str, str], port:
     finally:
         await client.close()
     assert len(heard) == 4
+
+
+async def test_who_asked_before_it_was_known_that_the_server_is_away_hears_of_it(
+    isolated: dict[str, str], port: int
+) -> None:
+    client = EngineClient(configured(f"http://127.0.0.1:{port}"))
+    try:
+        with pytest.raises(EngineFailed, match="cannot be reached"):
+            await asked(client, CODE)
+    finally:
+        await client.close()
 
 
 async def test_a_daemon_that_waits_for_its_server_can_be_stopped(

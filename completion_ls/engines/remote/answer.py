@@ -46,6 +46,10 @@ class Figures:
 
     requests: int = 0
     passes: int = 0
+    decoded: int = 0
+    """Tokens of answers that came after their first part, ..."""
+    decode_s: float = 0.0
+    """... and the time that they took, seconds."""
     words: int = 0
     """Unfinished words that were covered, ..."""
     words_guessed: int = 0
@@ -389,7 +393,7 @@ class Answer:
         desk = self._desk
         desk.figures.requests += 1
         now = asyncio.get_running_loop().time
-        has_come = False
+        has_come, last = False, now()
         try:
             async with aclosing(desk.server.stream(ask)) as news:
                 until, one = now() + desk.patience_s, None
@@ -397,7 +401,10 @@ class Answer:
                     async with self._patience(until - now()):
                         one = await anext(news)
                     if isinstance(one, Part):
-                        has_come = True
+                        if has_come:
+                            desk.figures.decoded += max(1, len(one.tokens))
+                            desk.figures.decode_s += now() - last
+                        has_come, last = True, now()
                         desk.figures.passes += 1
                         if not self._counted and not desk.abilities.counts_reuse:
                             self._count(Read(len(self._job.prompt), 0))

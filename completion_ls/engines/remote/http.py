@@ -50,6 +50,8 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = address.netloc or url
         self.retries = 0
+        # Who speaks HTTP alone says nothing to who begins with TLS.
+        self._or_http = ", with its https" if self.url.lower().startswith("https:") else ""
         # A few bytes of what is packed may be gigabytes.
         headers = {"User-Agent": f"completion-ls/{__version__}", "Accept-Encoding": "identity"}
         if key:
@@ -272,7 +274,7 @@ class Client:
         who = f"The server {self.name}"
         if isinstance(error, httpx2.ConnectTimeout):
             return ServerError(
-                f"{who} cannot be reached: nobody answers. Is it on, and remote.url right?",
+                f"{who} cannot be reached: nobody answers. Is it on, and remote.url right{self._or_http}?",
                 lasts=True,
             )
         if isinstance(error, httpx2.ConnectError):
@@ -283,7 +285,8 @@ class Client:
                     lasts=True,
                 )
             return ServerError(
-                f"{who} cannot be reached ({_reason(error)}). Is it on, and remote.url right?",
+                f"{who} cannot be reached ({_reason(error)}). Is it on, and remote.url "
+                f"right{self._or_http}?",
                 may_retry=True,
                 lasts=True,
             )

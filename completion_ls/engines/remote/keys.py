@@ -85,7 +85,11 @@ def is_this_machine(url: str) -> bool:
 def _address(url: str) -> SplitResult:
     """The parts of an address that a server can have. Raises ServerError."""
     if not url:
-        raise ServerError("engine.kind is remote, and remote.url names no server.", lasts=True)
+        raise ServerError(
+            "engine.kind is remote, and remote.url names no server. Write its address into your config.toml, "
+            'below [remote]: url = "http://127.0.0.1:8080".',
+            lasts=True,
+        )
     try:
         address = urlsplit(url)
         host, _ = address.hostname, address.port
