@@ -254,6 +254,25 @@ def test_names_that_are_none_are_shown_to_nobody(model: HashedModel, tokenizer: 
         assert look(RemoteSettings(url=llama.url), tokenizer).model == ""
 
 
+def test_a_server_that_was_started_anew_with_another_model_is_noticed(
+    tokenizer: Tokenizer, model: HashedModel, engine_of: Connect, told: list[str]
+) -> None:
+    """Between two keys, so that no request has failed: what was in the slot is not there any more."""
+    with serving(LlamaCpp(model, props={"model_alias": "one"})) as server:
+        engine = engine_of(server)
+        prompt = tokenizer.encode(CODE * 6, add_special_tokens=False).ids
+        answer(engine, job(prompt, 2, document="file:///a.py"))
+        answer(engine, job(prompt, 2, document="file:///a.py"))  # others may use a slot
+        server.dialect = LlamaCpp(model, props={"model_alias": "other"})
+        with pytest.raises((JobFailed, ServerError), match="another model"):
+            for _ in range(2):
+                answer(engine, job(prompt, 2, document="file:///a.py"))
+        deadline = time.monotonic() + 20
+        with pytest.raises(ServerError, match="looked at anew"):
+            while time.monotonic() < deadline:
+                engine.step()
+
+
 def _when_asked_again(engine: RemoteEngine) -> None:
     deadline = time.monotonic() + 20
     while engine.figures()["server_trouble"]:

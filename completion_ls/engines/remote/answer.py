@@ -355,6 +355,7 @@ class Answer:
                             if desk.slots and slot is not None and taken:
                                 desk.slots.was_taken(slot)
                                 slot = None
+                                await self._check_model()
                         case Part():
                             for item in self._of(one):
                                 come += item.tokens
@@ -363,6 +364,14 @@ class Answer:
                                 yield item
                         case End():
                             yield one
+
+    async def _check_model(self) -> None:
+        """Somebody else uses the server, or it was started anew, perhaps with another model."""
+        try:
+            await self._desk.server.check_model()
+        except ServerError as error:
+            self._desk.breaker.failed(error)
+            raise
 
     def _using(self, slot: int | None) -> AbstractContextManager[None]:
         slots = self._desk.slots

@@ -91,5 +91,8 @@ class Server(Protocol):
     async def look(self, ask: Ask) -> Look:
         """Ask for one token's probabilities. Raises ServerError, also where it tells none."""
 
+    async def check_model(self) -> None:
+        """Raise ServerError where the server has another model by now, as far as one request can tell."""
+
     async def idle_slots(self) -> list[int]:
         """The slots in which nothing is computed now, where the server has slots."""

@@ -283,7 +283,9 @@ class RemoteEngine:
         client, able = self._network.client, self.abilities
         vocabulary = Vocabulary(self._tokenizer)
         is_llama = able.dialect == "llama.cpp"
-        server: Server = LlamaCpp(client, vocabulary) if is_llama else OpenAi(client, able)
+        server: Server = (
+            LlamaCpp(client, vocabulary, able.model) if is_llama else OpenAi(client, able)
+        )
         salt = secrets.token_bytes(16)
 
         def session(document: str) -> str:

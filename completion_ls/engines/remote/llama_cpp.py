@@ -24,8 +24,10 @@ SEEDS = (1 << 32) - 1
 class LlamaCpp:
     """A `Server`."""
 
-    def __init__(self, client: Client, vocabulary: Vocabulary) -> None:
+    def __init__(self, client: Client, vocabulary: Vocabulary, model: str) -> None:
+        """`model` is its name there, as `name_of` tells it."""
         self._client = client
+        self._model = model
         self._vocabulary = vocabulary
 
     async def stream(self, ask: Ask) -> AsyncGenerator[News, None]:
@@ -64,6 +66,12 @@ class LlamaCpp:
         except told.ODD as error:
             raise self._other_shape() from error
         raise ServerError(f"The server {self._client.name} tells no probabilities.")
+
+    async def check_model(self) -> None:
+        """See `Server`."""
+        props = await self._client.get("/props")
+        if isinstance(props, dict) and name_of(props) != self._model:
+            raise ServerError(f"The server {self._client.name} has another model now.", lasts=True)
 
     async def idle_slots(self) -> list[int]:
         """See `Server`."""
@@ -120,6 +128,12 @@ class LlamaCpp:
         if ask.slot is not None:
             body["id_slot"] = ask.slot
         return body
+
+
+def name_of(props: Json) -> str:
+    """What the model is called there. Without a name of its own it is the file's."""
+    named = str(props.get("model_alias") or props.get("model_path") or "")
+    return told.name(named.rpartition("/")[2])
 
 
 def _part(event: Json) -> Part | None:

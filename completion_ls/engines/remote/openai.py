@@ -72,6 +72,9 @@ class OpenAi:
             raise ServerError(f"The server {self._client.name} tells no probabilities any more.")
         return Look(top, read)
 
+    async def check_model(self) -> None:
+        """See `Server`: each request names the model."""
+
     async def idle_slots(self) -> list[int]:
         """See `Server`."""
         return []

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from completion_ls.config.settings import RemoteSettings
 from completion_ls.decode.vocabulary import inner_tokenizer
-from completion_ls.engines.remote import keys, openai, told
+from completion_ls.engines.remote import keys, llama_cpp, openai, told
 from completion_ls.engines.remote.abilities import Abilities
 from completion_ls.engines.remote.ask import Read
 from completion_ls.engines.remote.covering import MORE
@@ -91,10 +91,7 @@ async def _llama_cpp(client: Client, props: Json, ours: Sequence[int]) -> Abilit
     return Abilities(
         dialect="llama.cpp",
         software="llama.cpp",
-        # Without a name of its own it is the file's.
-        model=told.name(
-            str(props.get("model_alias") or props.get("model_path") or "").rpartition("/")[2]
-        ),
+        model=llama_cpp.name_of(props),
         max_context=told.size(props["default_generation_settings"]["n_ctx"]),
         slots=told.size(props["total_slots"], MOST_SLOTS),
         same_tokens=same,
