@@ -321,6 +321,24 @@ def test_a_key_goes_before_work_ahead_when_the_server_has_no_room(
     assert (stats.jobs_active, stats.sequences_in_use) == (0, 0)
 
 
+def test_a_key_does_not_wait_for_work_ahead_in_its_own_slot(
+    engine: RemoteEngine, reader: Reader
+) -> None:
+    text = tokens_of(reader, CODE)
+    typed = job(text[:90], 2, document="a")
+    typed_output = run(engine, typed).tokens
+    ahead = job((*text[:90], *typed_output), 200, lane=Lane.BACKGROUND, document="a")
+    engine.add(ahead)
+    events = []
+    while not any(event.tokens for event in events):
+        events += engine.step()
+    key = job(text[:91], 3, document="a")
+    engine.add(key)
+    events += list(drain(engine, 100_000))
+    assert next(event.job_id for event in events if event.finish) == key.id
+    assert Answer(ahead, events).finish in (Finish.LENGTH, Finish.STOP, Finish.NO_ROOM)
+
+
 def test_who_is_promoted_is_waited_for(engine: RemoteEngine, reader: Reader) -> None:
     text = tokens_of(reader, CODE)
     ahead = job(text[:150], 5, lane=Lane.BACKGROUND, document="a")

@@ -209,21 +209,24 @@ class RemoteEngine:
     def _makes_room(self, wanted: _Asked) -> bool:
         """Whether it can be asked for now: work ahead of the user gives way."""
         asked = [running for running in self._jobs.values() if running.task]
+        aside = [running for running in asked if running.lane is Lane.BACKGROUND]
+        if wanted.lane is not Lane.BACKGROUND:
+            # It may be in the document's own slot, where this one would have to wait for its end.
+            for running in aside:
+                if self._desk.slots and running.job.document == wanted.job.document:
+                    self._begin_anew(running)
+                    return True
         if len(asked) < self._at_once:
             return True
-        if wanted.lane is Lane.BACKGROUND:
+        if wanted.lane is Lane.BACKGROUND or not aside:
             return False
-        aside = [running for running in asked if running.lane is Lane.BACKGROUND]
-        if not aside:
-            return False
-        last = aside[-1]
-        assert last.task
-        last.task.cancel()
-        self._begin_anew(last)
+        self._begin_anew(aside[-1])
         return True
 
     def _begin_anew(self, running: _Asked) -> None:
         """Have it wait for its turn again. What was handed out stays; news on the way do not count."""
+        if running.task:
+            running.task.cancel()
         again = _Asked(running.job, running.lane, output=list(running.told), told=running.told)
         if running.last is not None:
             again.reused, again.computed = running.last.reused, running.last.computed
@@ -352,6 +355,8 @@ class Network:
         """Hang up, and end the thread."""
         try:
             self.submit(self._hang_up()).result(JOIN_S)
+        except TimeoutError:
+            log.warning("the connection to the server is slow to close")
         finally:
             self._stop()
 
