@@ -57,3 +57,23 @@ async def test_a_trial_that_fails_in_no_foreseen_way_is_followed_by_another(
     assert one._trying
     await asyncio.wait_for(one._trying, 5)
     assert one.trouble == ""
+
+
+async def test_a_server_that_is_silent_while_one_types_is_left_alone() -> None:
+    """Each key gives up the request before it, so none of them comes to its limit of time."""
+    told: list[str] = []
+
+    async def trial() -> None:
+        raise ServerError("It is silent.")
+
+    one = Breaker(told.append, trial)
+    silence = ServerError("It says nothing.", lasts=True)
+    for _ in range(10):
+        one.given_up(0.9, 10, silence)
+    assert told == []
+    one.heard()  # a word, and it counts anew
+    for _ in range(12):
+        one.given_up(0.9, 10, silence)
+    assert told == ["It says nothing."]
+    assert one._trying
+    one._trying.cancel()

@@ -345,6 +345,24 @@ def test_cancel_before_the_first_byte_closes_the_connection(
         assert request.over.wait(5) and request.closed_early
 
 
+def test_a_server_that_hangs_while_one_types_is_left_alone(
+    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, told: list[str]
+) -> None:
+    with serving(Vllm(model)) as server:
+        engine = engine_of(server, timeout_s=0.1)
+        server.fault = faults.Silent()
+        deadline = time.monotonic() + 60
+        number = 0
+        while not told:
+            number += 1
+            wanted = job(ids_of(tokenizer, CODE + "x" * number), 5)
+            engine.add(wanted)
+            time.sleep(0.02)
+            engine.cancel(wanted.id)
+            assert time.monotonic() < deadline
+        assert "has said nothing" in told[0]
+
+
 def test_no_more_is_asked_at_once_than_a_server_is_thought_to_do(
     model: HashedModel, tokenizer: Tokenizer, engine_of: Connect
 ) -> None:

@@ -410,6 +410,7 @@ class Answer:
                     async with self._patience(until - now()):
                         one = await anext(news)
                     if isinstance(one, Part):
+                        desk.breaker.heard()
                         if has_come:
                             desk.figures.decoded += max(1, len(one.tokens))
                             desk.figures.decode_s += now() - last
@@ -426,6 +427,9 @@ class Answer:
         except (asyncio.CancelledError, GeneratorExit):
             if has_come:  # nobody wants the rest, and what came was well
                 desk.breaker.succeeded()
+            else:
+                silence = self._silence(lasts=True)
+                desk.breaker.given_up(now() - last, desk.patience_s, silence)
             raise
         desk.breaker.succeeded()
 
@@ -436,9 +440,11 @@ class Answer:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            raise ServerError(
-                f"The server {self._desk.name} has said nothing new for {self._desk.patience_s:g} s."
-            ) from None
+            raise self._silence() from None
+
+    def _silence(self, *, lasts: bool = False) -> ServerError:
+        text = f"The server {self._desk.name} has said nothing new for {self._desk.patience_s:g} s."
+        return ServerError(text, lasts=lasts)
 
     def _of(self, part: Part) -> list[_Item]:
         vocabulary = self._desk.vocabulary

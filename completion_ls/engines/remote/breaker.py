@@ -35,6 +35,8 @@ class Breaker:
         self._trying: asyncio.Task[None] | None = None
         self._pause = FIRST_PAUSE_S
         """Before the next trial: longer from one to the next, until a request has succeeded."""
+        self._silent_s = 0.0
+        """So long was waited in all, for a first word to requests that were then not wanted any more."""
 
     @property
     def trouble(self) -> str:
@@ -46,14 +48,27 @@ class Breaker:
         if self._trouble:
             raise ServerError(str(self._trouble))
 
+    def heard(self) -> None:
+        """It has said something."""
+        self._silent_s = 0.0
+
+    def given_up(self, waited_s: float, patience_s: float, error: ServerError) -> None:
+        """A request to which nothing was said is not wanted any more. Who types gives up one after the
+        other, so it is their time together that counts: above `patience_s` this is the `error`."""
+        self._silent_s += waited_s
+        if self._silent_s > patience_s:
+            self.failed(error)
+
     def succeeded(self) -> None:
         """It has answered."""
+        self.heard()
         self._failures = 0
         self._pause = FIRST_PAUSE_S
 
     def failed(self, error: ServerError) -> None:
         """A request has failed, after all tries."""
         self._failures += 1
+        self.heard()
         log.warning("%s", error)
         if self._trouble or not (error.lasts or self._failures >= FAILURES):
             return
