@@ -46,10 +46,6 @@ class Figures:
 
     requests: int = 0
     passes: int = 0
-    decoded: int = 0
-    """Tokens of answers that came after their first part, ..."""
-    decode_s: float = 0.0
-    """... and the time that they took, seconds."""
     words: int = 0
     """Unfinished words that were covered, ..."""
     words_guessed: int = 0
@@ -402,7 +398,7 @@ class Answer:
         desk = self._desk
         desk.figures.requests += 1
         now = asyncio.get_running_loop().time
-        has_come, last = False, now()
+        has_come, began = False, now()
         try:
             async with aclosing(desk.server.stream(ask)) as news:
                 until, one = now() + desk.patience_s, None
@@ -411,10 +407,7 @@ class Answer:
                         one = await anext(news)
                     if isinstance(one, Part):
                         desk.breaker.heard()
-                        if has_come:
-                            desk.figures.decoded += max(1, len(one.tokens))
-                            desk.figures.decode_s += now() - last
-                        has_come, last = True, now()
+                        has_come = True
                         desk.figures.passes += 1
                         if not self._counted and not desk.abilities.counts_reuse:
                             self._count(Read(len(self._job.prompt), 0))
@@ -429,7 +422,7 @@ class Answer:
                 desk.breaker.succeeded()
             else:
                 silence = self._silence(lasts=True)
-                desk.breaker.given_up(now() - last, desk.patience_s, silence)
+                desk.breaker.given_up(now() - began, desk.patience_s, silence)
             raise
         desk.breaker.succeeded()
 

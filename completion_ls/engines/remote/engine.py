@@ -168,9 +168,6 @@ class RemoteEngine:
         """What there is to say of the server."""
         return {
             "drafting": {},  # which is the server's own affair
-            "tokens_per_second": (
-                self._figures.decoded / self._figures.decode_s if self._figures.decode_s else 0.0
-            ),
             "server": self._network.client.name,
             "server_software": self.abilities.software,
             "server_model": self.abilities.model,
