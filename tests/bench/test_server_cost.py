@@ -40,7 +40,7 @@ def test_a_key_costs_a_server_three_prompt_tokens_at_most(monkeypatch: pytest.Mo
         figures = summarize(cost)
         assert figures.prompt_p50 <= 3
         assert figures.decoded > 0 and figures.passes > 0
-    assert sum(key.awaited == 0 for key in ours.keys) > sum(key.awaited == 0 for key in each.keys)
+    assert ours.requests < each.requests
     assert all(is_met for _, is_met in verdicts([summarize(each), summarize(ours)]))
 
 

@@ -249,7 +249,7 @@ class Front:
         self.loop.run_until_complete(self._attach(settings))
 
     async def _attach(self, settings: Settings) -> None:
-        self.client = LinkedClient(self.daemon, settings)
+        self.server.first = self.client = LinkedClient(self.daemon, settings)
         self.server.suggester = Suggester(self.client, settings)
         await self.client._attached()
         await asyncio.sleep(0)
