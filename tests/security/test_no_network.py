@@ -36,8 +36,9 @@ if os.environ.get("WITNESS_TEST"):
 
 HTTP = {"httpx2", "httpx", "huggingface_hub", "requests", "urllib3", "aiohttp"}
 """What speaks HTTP to other machines."""
-MAY = {"models/hub.py", "models/fetch.py", "engines/remote/"}
-"""Modules and rooms whose business that is: models that were asked for, and the server of `remote.url`."""
+MAY = {"models/hub.py", "models/fetch.py", "engines/remote/", "bench/watched_server.py"}
+"""Modules and rooms whose business that is: models that were asked for, the server of `remote.url`, and the
+one that a benchmark has started on this machine."""
 
 
 def _imported(file: Path) -> set[str]:
@@ -51,7 +52,7 @@ def _imported(file: Path) -> set[str]:
     return found
 
 
-def test_only_models_and_the_remote_engine_could_ask_the_network() -> None:
+def test_few_modules_could_ask_the_network() -> None:
     package = Path(completion_ls.__file__).parent
     ask = set()
     for file in package.rglob("*.py"):
