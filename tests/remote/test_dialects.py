@@ -29,6 +29,8 @@ from support.remote.tabby import Tabby
 from support.remote.vllm import Vllm
 from support.tokenizer_kinds import KINDS
 
+pytestmark = pytest.mark.long
+
 CODE = "def add(a, b):\n    return a + b\n\n\nfor value in values:\n    pri"
 WORDS = [" val", "pri", " ret", "(", "\n    ", " él", "x"]
 

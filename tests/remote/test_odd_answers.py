@@ -26,6 +26,8 @@ from support.remote.model import HashedModel
 from support.remote.vllm import Vllm
 from support.tokenizer_kinds import KINDS
 
+pytestmark = pytest.mark.long
+
 CODE = "def add(a, b):\n    return a + b\n"
 SPOKEN = ("/completion", "/v1/completions")
 
