@@ -130,6 +130,7 @@ class Daemon:
         self._config = config
         self._endpoint = endpoint
         self._token: str | None = None
+        self._stopping = asyncio.Event()
         self._peers: dict[Hashable, Peer] = {}
         self._ids = itertools.count(1)
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -157,7 +158,6 @@ class Daemon:
         except Timeout:
             raise AlreadyRunning(f"A daemon already serves {self._endpoint.name}.") from None
         self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
                 self._loop.add_signal_handler(number, self._stopping.set)

@@ -194,7 +194,8 @@ def settings_or_a_sentence(given: Sources) -> None:
 
 
 def _is_taken(value: Any, settings: Settings, problems: list[sources.Problem]) -> None:
-    """Each of these settings is right by itself if and only if it is in force."""
+    """Each of these settings is right by itself if and only if it is in force, but for those that no editor
+    decides."""
     for section, table in value.items() if isinstance(value, dict) else ():
         known = Settings.model_fields.get(section)
         if known is None or not isinstance(table, dict):
@@ -202,6 +203,11 @@ def _is_taken(value: Any, settings: Settings, problems: list[sources.Problem]) -
         for key, one in table.items():
             if key not in known.annotation.model_fields or one is None:  # type: ignore[union-attr]
                 continue
+            if section in sources.OF_THE_USER:
+                assert any(problem.key.startswith(section) for problem in problems), section
+                continue
+            if (section, key, one) == ("engine", "kind", "remote"):
+                continue  # it counts where the user's own sources name a server
             try:
                 alone = known.annotation.model_validate({key: one})  # type: ignore[union-attr]
             except ValidationError:

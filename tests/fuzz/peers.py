@@ -112,7 +112,6 @@ class House:
         worker = Worker(config, self._published.append)
         self._daemon._worker = self._worker = worker
         self._daemon._loop = asyncio.get_running_loop()
-        self._daemon._stopping = asyncio.Event()
         self._daemon._idle_timer = None
         self._daemon._stay()
         self._daemon._state = Ready(model="parrot", max_context=CONTEXT)
