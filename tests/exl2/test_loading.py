@@ -225,7 +225,7 @@ def test_all_passes_have_widths_that_are_warm(
     while drafting.step():
         pass
     assert run(drafting, text[:300], 60)
-    assert len(widths) > 2 and widths <= set(WIDTHS)
+    assert len(widths) > 1 and widths <= set(WIDTHS)  # the tiny models have read our own sources
     job = generator.begin(text[:40], 2 * OFFERED)
     while job.position < 39:
         generator.read(job, 512)
