@@ -4,12 +4,13 @@ wrong on the way. The servers are strict stand-ins (tests/support/remote)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from remote.conftest import Connect
 from tokenizers import Tokenizer
 
 from completion_ls.config.settings import RemoteSettings
@@ -17,19 +18,18 @@ from completion_ls.decode.covering import Covering
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling, Unfinished
 from completion_ls.engines.remote import breaker, http
-from completion_ls.engines.remote.engine import RemoteEngine, connect
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.probe import look
 from completion_ls.prompt.build import PromptBuilder
-from support.jobs import drain, job
+from support.jobs import answer, drain, job
 from support.remote import faults
-from support.remote.http import Server, serving
+from support.remote.http import serving
 from support.remote.model import HashedModel
 from support.remote.tabby import Tabby
 from support.remote.vllm import Vllm
 from support.tokenizer_kinds import KINDS
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_pauses")]
 
 CODE = "def add(a, b):\n    return a + b\n\n\nfor value in values:\n    pri"
 WORDS = [" val", "pri", " ret", "(", "\n    ", " él", "x"]
@@ -50,46 +50,11 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer)
 
 
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PAUSE_S", 0.01)
-    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(breaker, "LAST_PAUSE_S", 0.1)
-
-
-Connect = Callable[..., RemoteEngine]
-
-
-@pytest.fixture
-def told() -> list[str]:
-    """What the engine says of the server's reach."""
-    return []
-
-
-@pytest.fixture
-def engine_of(
-    tokenizer: Tokenizer, told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Connect]:
-    """Makes the engine of a server."""
-    made = []
-
-    def make(
-        server: Server, *, key: str = "", timeout_s: float = 5, **settings: Any
-    ) -> RemoteEngine:
-        monkeypatch.setenv("COMPLETION_LS_API_KEY", key)
-        of = RemoteSettings(url=server.url, timeout_s=timeout_s, **settings)
-        engine = RemoteEngine(*connect(of, tokenizer, told.append), tokenizer)
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-def answer(engine: RemoteEngine, wanted: Job) -> list[Event]:
-    engine.add(wanted)
-    return list(drain(engine, 100_000))
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def tokens_of(events: Sequence[Event]) -> list[int]:
@@ -528,11 +493,8 @@ def test_a_fault_costs_one_answer_and_is_one_sentence(
         assert sentence.startswith("The server 127.0.0.1:") and sentence.endswith((".", "?"))
         assert "return" not in sentence and "values" not in sentence  # nothing of the prompt
         assert engine.stats().jobs_active == 0
-        deadline = time.monotonic() + 20
-        while engine.figures()["server_trouble"]:  # a redirect is told at once, and looked at again
-            assert time.monotonic() < deadline
-            engine.step()
-            time.sleep(0.01)
+        # A redirect is told at once, and looked at again.
+        wait_until(lambda: not engine.figures()["server_trouble"])
         assert tokens_of(answer(engine, job(prompt, 5))) == whole
 
 
@@ -574,10 +536,7 @@ def test_a_server_that_fails_again_and_again_is_left_alone_and_told_of_once(
         asked = [one for one in server.asked("/v1/completions") if one.body["prompt"] == [*prompt]]
         assert len(asked) == breaker.FAILURES * http.TRIES  # and trials, which have another prompt
         server.fault = None
-        deadline = time.monotonic() + 20
-        while len(told) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(told) >= 2)
         assert told[1] == ""
         assert tokens_of(answer(engine, job(prompt, 5))) == model.greedy(prompt, 5)
 
@@ -607,10 +566,7 @@ def test_a_server_that_nobody_answers_for_is_told_of_at_once_and_comes_back(
             with pytest.raises(JobFailed, match="cannot be reached"):
                 answer(engine, job(prompt, 5))
             assert len(told) == 1
-        deadline = time.monotonic() + 20
-        while len(told) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(told) >= 2)
         assert tokens_of(answer(engine, job(prompt, 5))) == model.greedy(prompt, 5)
 
 
@@ -624,10 +580,7 @@ def test_a_server_that_comes_back_as_another_is_looked_at_anew(
             with pytest.raises(JobFailed):
                 answer(engine, job(prompt, 5))
             server.dialect.max_model_len = 512
-        deadline = time.monotonic() + 20
-        while len(told) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(told) >= 2)
         with pytest.raises(ServerError, match="come back with another model"):
             answer(engine, job(prompt, 5))
 
@@ -643,10 +596,7 @@ def test_a_server_that_comes_back_busier_is_the_same(
             with pytest.raises(JobFailed):
                 answer(engine, job(prompt, 5))
             server.dialect.keeps = False
-        deadline = time.monotonic() + 20
-        while len(told) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(told) >= 2)
         assert tokens_of(answer(engine, job(prompt, 5))) == model.greedy(prompt, 5)
 
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from remote.conftest import Connect
 from tokenizers import Tokenizer
 
 from completion_ls.config.settings import RemoteSettings
 from completion_ls.daemon.detokenize import Detokenizer
 from completion_ls.decode.vocabulary import Vocabulary
-from completion_ls.engines.contract import Event, Job, JobFailed, Unfinished
-from completion_ls.engines.remote import breaker, http
-from completion_ls.engines.remote.engine import RemoteEngine, connect
+from completion_ls.engines.contract import Job, JobFailed, Unfinished
+from completion_ls.engines.remote import http
+from completion_ls.engines.remote.engine import RemoteEngine
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.probe import look
-from support.jobs import drain, job
+from support.jobs import answer, job
 from support.remote import faults
-from support.remote.http import Dialect, Server, serving
+from support.remote.http import Dialect, serving
 from support.remote.llama import LlamaCpp
 from support.remote.model import HashedModel
 from support.remote.vllm import Vllm
 from support.tokenizer_kinds import KINDS
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_pauses")]
 
 CODE = "def add(a, b):\n    return a + b\n"
 SPOKEN = ("/completion", "/v1/completions")
@@ -45,43 +46,6 @@ def model(tokenizer: Tokenizer) -> HashedModel:
 @pytest.fixture(params=["llama.cpp", "vllm"])
 def dialect(request: pytest.FixtureRequest, model: HashedModel) -> Dialect:
     return LlamaCpp(model) if request.param == "llama.cpp" else Vllm(model, tells_cached=True)
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PAUSE_S", 0.01)
-    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(breaker, "LAST_PAUSE_S", 0.1)
-
-
-@pytest.fixture
-def told() -> list[str]:
-    """What the engine says of the server's reach."""
-    return []
-
-
-Connect = Callable[..., RemoteEngine]
-
-
-@pytest.fixture
-def engine_of(tokenizer: Tokenizer, told: list[str]) -> Iterator[Connect]:
-    """Makes the engine of a server."""
-    made = []
-
-    def make(server: Server, timeout_s: float = 5) -> RemoteEngine:
-        settings = RemoteSettings(url=server.url, timeout_s=timeout_s)
-        engine = RemoteEngine(*connect(settings, tokenizer, told.append), tokenizer)
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-def answer(engine: RemoteEngine, wanted: Job) -> list[Event]:
-    engine.add(wanted)
-    return list(drain(engine, 100_000))
 
 
 def plain_job(tokenizer: Tokenizer, **more: Any) -> Job:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from decode.test_covering import _no_limits, tokenizer, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from completion_ls.decode import covering
 from completion_ls.decode.covering import Branch, Covered, Covering
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Job, Sampling, Unfinished
 from completion_ls.engines.remote.covering import KEPT, MORE, Places, Told, Unknown, WordChoice
-from support.tiny_model import write_tiny_model
+
+__all__ = ["_no_limits", "tokenizer", "vocabulary"]
 
 WORDS = [
     " ret",
@@ -34,26 +35,6 @@ WORDS = [
     "qq",
 ]
 BEFORE = (5, 6, 7)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(tokenizer)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_limits() -> Iterator[None]:
-    """As in the test of covering: with random logits every branch has weight."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(covering, "MOST_BRANCHES", 1000)
-        patch.setattr(covering, "MOST_CHECKS", 10**6)
-        yield
 
 
 class Server:

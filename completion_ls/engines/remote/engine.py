@@ -29,7 +29,7 @@ from completion_ls.engines.jobs import RunningJob, check_job, count_by_lane, fir
 from completion_ls.engines.remote.abilities import Abilities
 from completion_ls.engines.remote.answer import Answer, Desk, Figures, NoRoom
 from completion_ls.engines.remote.ask import Server
-from completion_ls.engines.remote.breaker import Breaker
+from completion_ls.engines.remote.breaker import FIRST_PAUSE_S, LAST_PAUSE_S, Breaker
 from completion_ls.engines.remote.covering import Places
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.llama_cpp import LlamaCpp
@@ -46,8 +46,6 @@ AT_ONCE = 8
 """Most jobs that are asked for at once, of a server that does not say how many it computes."""
 CONTEXT = 8192
 """Where the server does not say what it holds."""
-FIRST_PAUSE_S = 2.0
-LAST_PAUSE_S = 30.0
 JOIN_S = 5.0
 
 
@@ -118,13 +116,11 @@ class RemoteEngine:
         running = self._jobs.pop(job_id, None)
         if running and running.task:
             running.task.cancel()
-        self._start()
 
     def promote(self, job_id: int, lane: Lane) -> None:
         """See `Engine`."""
         if running := self._jobs.get(job_id):
             running.lane = lane
-            self._start()
 
     def favour(self, front: Hashable) -> None:
         """See `Engine`."""
@@ -200,8 +196,7 @@ class RemoteEngine:
             running = first_of(favoured or awaited)
             if not self._makes_room(running):
                 return
-            answer = Answer(running, self._desk, self._emit_for(running))
-            running.task = self._network.submit(self._answered(running, answer))
+            running.task = self._network.submit(self._answered(running))
 
     def _makes_room(self, wanted: _Asked) -> bool:
         """Whether it can be asked for now: work ahead of the user gives way."""
@@ -226,6 +221,7 @@ class RemoteEngine:
             running.task.cancel()
         again = _Asked(running.job, running.lane, output=list(running.told), told=running.told)
         if running.last is not None:
+            again.last = running.last
             again.reused, again.computed = running.last.reused, running.last.computed
             again.first_tokens = running.first_tokens
         self._jobs[running.job.id] = again
@@ -238,35 +234,27 @@ class RemoteEngine:
             return []  # of a job that was cancelled, or is begun anew
         if isinstance(news.what, ServerError):
             del self._jobs[running.job.id]
-            self._start()
             raise JobFailed(running.job.id, news.what)
         if news.what.finish is Finish.NO_ROOM and running.lane is not Lane.BACKGROUND:
             self._begin_anew(running)  # somebody has come to wait for it meanwhile
-            self._start()
             return []
-        event = running.last = news.what
+        event, before = news.what, running.last
+        running.last = event
         running.told += event.tokens
-        self._reused += event.reused - news.reused_before
-        self._computed += event.computed - news.computed_before
+        self._reused += event.reused - (before.reused if before else 0)
+        self._computed += event.computed - (before.computed if before else 0)
         self._generated += len(event.tokens)
         if event.finish is not None:
             del self._jobs[running.job.id]
-            self._start()
         return [event]
 
-    def _emit_for(self, running: _Asked) -> Callable[[Event], None]:
-        told = [running.reused, running.computed]
-
+    async def _answered(self, running: _Asked) -> None:
         def emit(event: Event) -> None:
-            self._news.put(_News(running, event, told[0], told[1]))
-            told[:] = event.reused, event.computed
+            self._news.put(_News(running, event))
 
-        return emit
-
-    async def _answered(self, running: _Asked, answer: Answer) -> None:
         what: Event | ServerError
         try:
-            await answer.run()
+            await Answer(running, self._desk, emit).run()
             return
         except NoRoom:
             what = running.event(finish=Finish.NO_ROOM)
@@ -275,7 +263,7 @@ class RemoteEngine:
         except Exception as error:
             log.error("an answer was not understood:\n%s", log_form.described(error))
             what = ServerError(f"What the server said was not understood ({type(error).__name__}).")
-        self._news.put(_News(running, what, running.reused, running.computed))
+        self._news.put(_News(running, what))
 
     # the server
 
@@ -323,8 +311,6 @@ class _News:
 
     running: _Asked
     what: Event | ServerError
-    reused_before: int
-    computed_before: int
 
 
 class Network:

@@ -76,18 +76,12 @@ class Client:
 
     async def get(self, path: str) -> Any:
         """The JSON value at a path; None where there is no such path. Raises ServerError."""
-        try:
-            return await self._whole("GET", path, None, quote=True)
-        except _NoSuchPath:
-            return None
+        return await self._at("GET", path, None)
 
     async def post(self, path: str, body: Json) -> Any:
         """The whole answer to a request that holds nothing of the user's; None where the server has no
         such path. Raises ServerError: with what the server says where it refuses the request."""
-        try:
-            return await self._whole("POST", path, body, quote=True)
-        except _NoSuchPath:
-            return None
+        return await self._at("POST", path, body)
 
     async def ask(self, path: str, body: Json) -> Json:
         """The whole answer, an object, to a request that holds the user's text. Raises ServerError."""
@@ -139,6 +133,12 @@ class Client:
             return json.loads(data)
         except (ValueError, RecursionError):
             raise ServerError(f"The server {self.name} sent something that is no JSON.") from None
+
+    async def _at(self, method: str, path: str, body: Json | None) -> Any:
+        try:
+            return await self._whole(method, path, body, quote=True)
+        except _NoSuchPath:
+            return None
 
     async def _whole(self, method: str, path: str, body: Json | None, *, quote: bool) -> Any:
         for number in range(1, TRIES + 1):

@@ -120,7 +120,7 @@ class LlamaCpp:
         if isinstance(ask.prompt, Gap):
             body |= {"input_prefix": ask.prompt.before, "input_suffix": ask.prompt.after}
         else:
-            body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
+            body["prompt"] = ask.prompt
         if ask.top:
             body["n_probs"] = ask.top
         if ask.banned:

@@ -92,7 +92,7 @@ class OpenAi:
         if isinstance(ask.prompt, Gap):
             body |= {"prompt": ask.prompt.before, "suffix": ask.prompt.after}
         else:
-            body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
+            body["prompt"] = ask.prompt
         if ask.top and able.logprobs:
             body["logprobs"] = min(ask.top, able.logprobs)
         if able.by_tokens:
