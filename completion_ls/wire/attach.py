@@ -53,7 +53,8 @@ async def attach(config: DaemonConfig) -> Connection:
                     f"{endpoint.start_lock}; close that window."
                 ) from None
             await asyncio.sleep(10 * POLL_S)
-        with contextlib.suppress(NoDaemon):
+        # It may be importing, which can take longer than a hello.
+        with contextlib.suppress(NoDaemon, Silent):
             return await Connection.open(endpoint)
     try:
         return await _start(config, endpoint)
@@ -74,7 +75,7 @@ async def _start(config: DaemonConfig, endpoint: Endpoint) -> Connection:
         ended = process.poll()
         try:
             return await Connection.open(endpoint)
-        except (NoDaemon, Silent):  # it may be importing, which can take longer than a hello
+        except (NoDaemon, Silent):  # importing, as above
             pass
         if ended == 0:
             # Another daemon has the endpoint and does not listen: it has lost its socket and will

@@ -12,6 +12,7 @@ fill our memory.
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -372,7 +373,8 @@ def _cannot_start(error: OSError) -> str:
         return str(error)
     if error.filename is None:
         return f"The engine daemon cannot be started: {error.strerror}."
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return (
-        f"The engine daemon cannot be started: {error.strerror}: {error.filename}. Make room there, or "
-        "name another folder in COMPLETION_LS_RUNTIME_DIR."
+        f"The engine daemon cannot be started: {error.strerror}: {error.filename}. "
+        f"{'Make room there, or name' if full else 'Name'} another folder in COMPLETION_LS_RUNTIME_DIR."
     )

@@ -24,7 +24,7 @@ from completion_ls.daemon.server import AlreadyRunning, Daemon
 from completion_ls.wire import codec
 from completion_ls.wire.attach import StartFailed, attach, daemon_log
 from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
-from completion_ls.wire.connection import Connection, NoDaemon
+from completion_ls.wire.connection import Connection, NoDaemon, Silent
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.messages import (
     PROTOCOL,
@@ -585,8 +585,11 @@ async def test_a_runtime_folder_that_cannot_be_made_is_a_sentence(
     (tmp_path / "file").touch()
     monkeypatch.setenv("COMPLETION_LS_RUNTIME_DIR", str(tmp_path / "file" / "run"))
     client = EngineClient(configured(tiny_folder))
-    with pytest.raises(EngineFailed, match=r"cannot be started: .*COMPLETION_LS_RUNTIME_DIR"):
+    with pytest.raises(
+        EngineFailed, match=r"cannot be started: .*COMPLETION_LS_RUNTIME_DIR"
+    ) as said:
         await client.complete(REQUEST)
+    assert "Make room" not in str(said.value)  # room is not what is missing
     await client.close()
 
 
@@ -599,6 +602,27 @@ async def test_a_window_that_does_not_get_on_with_starting_is_not_waited_for_for
         pytest.raises(StartFailed, match="Another window is starting"),
     ):
         await attach(config)
+
+
+async def test_a_window_waits_for_a_daemon_that_another_starts_and_that_still_imports(
+    config: DaemonConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await running(config)
+    opened = Connection.open
+    said: list[Exception] = [NoDaemon(), Silent(Endpoint.of(config)), Silent(Endpoint.of(config))]
+
+    async def slowly(endpoint: Endpoint) -> Connection:
+        if said:
+            raise said.pop(0)
+        return await opened(endpoint)
+
+    monkeypatch.setattr(Connection, "open", slowly)
+    with FileLock(Endpoint.of(config).start_lock):  # by the window that starts it
+        second = await asyncio.wait_for(attach(config), 30)
+    assert second.welcome.pid == first.welcome.pid
+    assert not said
+    for connection in (first, second):
+        connection.close()
 
 
 async def test_a_daemon_that_cannot_start_is_a_sentence(
