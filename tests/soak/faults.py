@@ -253,6 +253,31 @@ async def front_comes_while_the_daemon_is_stopped(stand: Stand, _: float) -> Non
 
 
 @fault(messages=0)
+async def front_stopped_by_a_signal(stand: Stand, stopped_s: float) -> None:
+    """The other windows do not notice, and what it had asked for is answered when it goes on."""
+    stopped = stand.front
+    other = await stand.add_front()
+    answers = []
+    for _ in range(5):
+        stand.type()
+        answers.append(stopped.ask()[1])
+    kill(stopped.pid, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + stopped_s
+        while time.monotonic() < until:
+            other.type("value = ")
+            await asyncio.wait_for(other.ask()[1], NO_ANSWER_S)
+            await asyncio.sleep(0.05)
+    finally:
+        kill(stopped.pid, signal.SIGCONT)
+    await stand.until(lambda: all(one.done() for one in answers), "a front that goes on answers")
+    await other.stop()
+    stand.fronts.remove(other)
+    await stopped.call("completionLs/noSuchMethod", {})  # behind the one that waited for as long
+    stopped.waits.longest_s = 0.0
+
+
+@fault(messages=0)
 async def step_that_takes_long(stand: Stand, _: float) -> None:
     """That is no daemon which hangs."""
     await stand.held("decode")
