@@ -372,6 +372,42 @@ def test_a_key_of_another_window_does_not_wait_for_work_ahead_of_the_user(
     assert ended[0] == key.id and set(ended[1:]) == {one.id for one in ahead}
 
 
+def test_what_gives_way_twice_is_whole_and_keeps_its_counts(
+    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("completion_ls.engines.remote.engine.AT_ONCE", 1)
+    prompt = ids_of(tokenizer, CODE)
+    with serving(Vllm(model)) as server:
+        engine = engine_of(server)
+        server.fault = faults.SlowEvents(0.02)
+        ahead = job(prompt, 20, lane=Lane.BACKGROUND)
+        engine.add(ahead)
+        own: list[Event] = []
+
+        def more(count: int) -> None:
+            while len(tokens_of(own)) < count:
+                own.extend(event for event in engine.step() if event.job_id == ahead.id)
+
+        more(2)
+        # The second of these comes before the job has said anything again.
+        keys = [job(prompt, 2) for _ in range(2)]
+        for key in keys:
+            engine.add(key)
+            ended = False
+            while not ended:
+                events = engine.step()
+                own += [event for event in events if event.job_id == ahead.id]
+                ended = any(event.job_id == key.id and event.finish for event in events)
+            engine.step()  # the job is asked for again
+        own += [event for event in drain(engine, 100_000) if event.job_id == ahead.id]
+        total = engine.stats()
+    assert tokens_of(own) == model.greedy(prompt, 20)
+    told = [(event.reused, event.computed) for event in own]
+    assert told == [told[0]] * len(own)
+    counted = total.prompt_tokens_reused + total.prompt_tokens_computed
+    assert counted == sum(told[0]) + 2 * len(prompt)
+
+
 # answers by texts
 
 
