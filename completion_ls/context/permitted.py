@@ -205,7 +205,8 @@ def _is_secret(path: str) -> bool:
 
 def _repository(folder: Path) -> Path:
     """The top of the git repository in which a folder lies; else the folder."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    # os.path: a name that the system does not take (too long, not to be looked into) is no error there.
+    return next((one for one in (folder, *folder.parents) if os.path.exists(one / ".git")), folder)  # noqa: PTH110
 
 
 def patterns(lines: Iterable[str]) -> GitIgnoreSpec:

@@ -229,9 +229,26 @@ def _begun_with(given: dict[str, Any]) -> Script:
     return Script([_say(_request(types.INITIALIZE, "init", {"capabilities": {}} | given))])
 
 
+def _asked_in(folder: str) -> Script:
+    """A completion is asked for beside another document in a folder of this name."""
+    here, other = ({**OPENED, "uri": f"file://{folder}/{name}.py"} for name in "ab")
+    where = {"textDocument": {"uri": here["uri"]}, "position": {"line": 1, "character": 4}}
+    asked = {**where, "context": {"triggerKind": 1}}
+    steps = [
+        *_begun_with({"rootUri": f"file://{folder}"}).steps,
+        _say(_notice(types.INITIALIZED, {})),
+        _say(_notice(types.TEXT_DOCUMENT_DID_OPEN, {"textDocument": other})),
+        _say(_notice(types.TEXT_DOCUMENT_DID_OPEN, {"textDocument": here})),
+        _say(_request(types.TEXT_DOCUMENT_INLINE_COMPLETION, 1, asked)),
+        Pause(3.0),
+    ]
+    return Script(steps)
+
+
 WRITTEN = (
     _begun_with({"rootUri": "http://["}),
     _begun_with({"rootPath": "//"}),
+    _asked_in("/" + 300 * "x"),  # longer than a name of a file may be
     Script(
         [
             _say(_request(types.INITIALIZE, "init", {"capabilities": {}})),
