@@ -354,7 +354,7 @@ class Daemon:
                 case CameIntoView():
                     self._worker.came_into_view(peer.id)
                 case AnsweredWithoutPass():
-                    self._worker.statistics.without_pass += 1
+                    self._worker.answered_without_pass(peer.id)
                 case GetStatus():
                     self._ask_for_figures(lambda figures: peer.send(Status(figures=figures)))
                 case Ping():

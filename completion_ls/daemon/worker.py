@@ -174,6 +174,10 @@ class Worker(threading.Thread):
         """The user is at this peer's window now."""
         self._put(lambda loaded: self._user_came(loaded, peer))
 
+    def answered_without_pass(self, peer: Hashable) -> None:
+        """Somebody types at this peer, and needed no engine for it."""
+        self._put(lambda loaded: self._typed_without_pass(loaded, peer))
+
     def cancel_all(self, peer: Hashable) -> None:
         """Drop what a peer that has gone had asked for; the texts that wait go at once."""
         with self._wake:
@@ -303,6 +307,10 @@ class Worker(threading.Thread):
     def _user_came(self, loaded: Loaded, peer: Hashable) -> None:
         self._foreground.came(peer, time.perf_counter())
         loaded.engine.favour(peer)
+
+    def _typed_without_pass(self, loaded: Loaded, peer: Hashable) -> None:
+        self.statistics.without_pass += 1
+        self._note_user(loaded, peer, Lane.KEY, time.perf_counter())
 
     def _job(self, loaded: Loaded, peer: Hashable, request: Complete) -> tuple[Job, Detokenizer]:
         """What the engine is asked for, and what makes text of its tokens."""

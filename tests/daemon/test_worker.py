@@ -7,11 +7,13 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from completion_ls.config.settings import Settings
+from completion_ls.daemon.foreground import HELD_S
 from completion_ls.daemon.worker import Outgoing, Published, Worker
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.prompt.build import ALMOST
@@ -192,6 +194,34 @@ def test_the_front_where_the_user_is_goes_first(
             case Outgoing(message=Done() as done):
                 order.append(done.id)
     assert order == ([slow, 900] if lane == "key" else [900, slow])
+
+
+@pytest.mark.parametrize("types_along", [True, False])
+def test_who_types_along_what_is_shown_is_still_where_the_user_is(
+    running: Running, types_along: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("completion_ls.engines.turns.LEAD_S", math.inf)
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("completion_ls.daemon.worker.time", clock)
+    now = 100.0
+    running.end_of(running.submit(LINES[0]))
+    running.idle()
+    now += 0.9 * HELD_S
+    if types_along:
+        running.worker.answered_without_pass("peer")
+        running.idle()
+    now += 0.9 * HELD_S
+    prompt = "".join(LINES[10:50])
+    request = Complete(id=900, document="b", prefix=prompt, suffix="", max_tokens=200)
+    running.worker.submit("other", request.model_copy(update={"prompt_tokens": 2048}))
+    quick = running.submit(LINES[3], max_tokens=30)
+    order = []
+    while len(order) < 2:
+        match running.published.get(timeout=60):
+            case Outgoing(message=Done() as done):
+                order.append(done.id)
+    assert order == ([quick, 900] if types_along else [900, quick])
+    assert running.figures()["answered_without_pass"] == types_along
 
 
 def test_each_front_has_its_part_of_the_engines_time(running: Running) -> None:
