@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import itertools
 import logging
@@ -70,6 +71,8 @@ TOO_MUCH = (
 MAX_BACKLOG = 10_000
 """While more waits for the engine's thread than this, no more is read from a front."""
 BACKLOG_CHECK_S = 0.05
+NO_DESCRIPTORS_S = 60.0
+"""It is said so often that there are none."""
 
 
 class AlreadyRunning(Exception):
@@ -142,6 +145,8 @@ class Daemon:
         self._no_metrics = ""
         """Why there are none, though a port is named."""
         self._started = time.monotonic()
+        self._memory_bytes = 0
+        self._no_descriptors_at = float("-inf")
 
     @property
     def failure(self) -> str:
@@ -158,6 +163,7 @@ class Daemon:
         except Timeout:
             raise AlreadyRunning(f"A daemon already serves {self._endpoint.name}.") from None
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._unforeseen)
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
                 self._loop.add_signal_handler(number, self._stopping.set)
@@ -243,6 +249,16 @@ class Daemon:
         if not self._failure:
             log.error("the engine's thread has ended")
             self._deliver(EngineBroken("The engine ended. The next request starts it again."))
+
+    def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody catches is logged. While no descriptors are left, asyncio tries to take a new
+        connection a hundred times a second, which would fill the disk."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._no_descriptors_at > NO_DESCRIPTORS_S:
+            self._no_descriptors_at = loop.time()
+            log.error("nobody new can connect: %s (`ulimit -n`)", error.strerror)
 
     def _is_ours(self) -> bool:
         """Whether the lock that others see is the one that we hold."""
@@ -409,14 +425,16 @@ class Daemon:
         return found.result(FIGURES_TIMEOUT_S)
 
     def _own_figures(self) -> dict[str, Any]:
-        process = psutil.Process()
+        # Without a descriptor for it, it is what it was.
+        with contextlib.suppress(OSError, psutil.Error):
+            self._memory_bytes = psutil.Process().memory_info().rss
         return {
             "version": __version__,
-            "pid": process.pid,
+            "pid": os.getpid(),
             "endpoint": self._endpoint.name,
             "uptime_s": round(time.monotonic() - self._started, 1),
             "fronts": self._fronts(),
-            "memory_bytes": process.memory_info().rss,
+            "memory_bytes": self._memory_bytes,
             **self._metrics_figures(),
         }
 

@@ -302,7 +302,8 @@ class Worker(threading.Thread):
             self._foreground.typed(peer, now, waited=waited)
         elif lane is Lane.MANUAL:
             self._foreground.came(peer, now)
-        loaded.engine.favour(self._foreground.front)
+        if self._foreground.front == peer:
+            loaded.engine.favour(peer)
 
     def _user_came(self, loaded: Loaded, peer: Hashable) -> None:
         self._foreground.came(peer, time.perf_counter())

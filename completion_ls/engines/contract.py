@@ -217,7 +217,7 @@ class Engine(Protocol):
         """Move a job to another lane. Unknown ids are ignored."""
 
     def favour(self, front: Hashable) -> None:
-        """The user is at this front now: its jobs go first, and its KV is given up last."""
+        """The user types at this front, or has come there: its jobs go first, and its KV is given up last."""
 
     def step(self) -> list[Event]:
         """Do one bounded piece of work (a prefill chunk or one decode pass) for the jobs whose turn

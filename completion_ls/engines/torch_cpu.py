@@ -182,8 +182,9 @@ class TorchCpuEngine:
             running.lane = lane
 
     def favour(self, front: Hashable) -> None:
-        """The user is at this front now: its jobs go first, and its KV is given up last."""
-        self._turns.favoured = self._cache.favoured = front
+        """See `Engine`."""
+        self._turns.favour(front)
+        self._cache.favoured = front
 
     def step(self) -> list[Event]:
         """One prefill chunk or one decode pass of one job; no events when there is nothing to do.

@@ -25,7 +25,7 @@ LEAD_S = 5.0
 TURN_S = 2.0
 LONGEST_TURN_S = 4.0
 ACTIVE_S = 1.0
-"""So long after its last step the favoured front is likely to want another one at any moment."""
+"""So long after its last step, or key, the favoured front is likely to want another step at any moment."""
 
 R = TypeVar("R", bound=RunningJob)
 
@@ -34,8 +34,8 @@ class Turns:
     """The turns of an engine's fronts, told what each step took."""
 
     def __init__(self) -> None:
-        self.favoured: Hashable = None
-        """The front that goes first (None at the beginning: whose front is None)."""
+        self._favoured: Hashable = None
+        """At the beginning: whose front is None."""
         self._spent: dict[Hashable, float] = {}
         """Engine seconds of the other fronts, for comparison only."""
         self._wanted: set[Hashable] = set()
@@ -47,14 +47,18 @@ class Turns:
         self._lead_s = 0.0
         self._favoured_at = float("-inf")
 
+    def favour(self, front: Hashable) -> None:
+        """The user types at this front, or has come there: it goes first from now on."""
+        self._favoured, self._favoured_at = front, time.perf_counter()
+
     @property
     def user_is_active(self) -> bool:
-        """Whether a step was done for the favoured front just now."""
+        """Whether the user typed at the favoured front, or a step was done for it, just now."""
         return time.perf_counter() - self._favoured_at < ACTIVE_S
 
     def goes_first(self, running: RunningJob) -> bool:
         """Whether a job is one of the favoured front."""
-        return running.job.front == self.favoured
+        return running.job.front == self._favoured
 
     def next(self, jobs: dict[int, R]) -> R:
         """The job whose turn it is, of jobs in the order of their arrival; one that has output moves to

@@ -371,7 +371,7 @@ class EngineClient:
 def _cannot_start(error: OSError) -> str:
     if error.strerror is None:  # a sentence of our own
         return str(error)
-    if error.filename is None:
+    if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
         return f"The engine daemon cannot be started: {error.strerror}."
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return (

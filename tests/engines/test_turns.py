@@ -6,13 +6,16 @@ import random
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completion_ls.engines import turns
 from completion_ls.engines.contract import Job, Lane
 from completion_ls.engines.jobs import RunningJob
-from completion_ls.engines.turns import LEAD_S, LONGEST_TURN_S, TURN_S, Turns
+from completion_ls.engines.turns import ACTIVE_S, LEAD_S, LONGEST_TURN_S, TURN_S, Turns
 
 STEP_S = 0.02
 USER = "user"
@@ -63,7 +66,7 @@ class Desk:
 
 def test_the_front_where_the_user_is_waits_for_the_step_in_progress_only() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     for front in range(19):
         desk.add(front, 100)
     for _ in range(40):
@@ -76,22 +79,42 @@ def test_the_front_where_the_user_is_waits_for_the_step_in_progress_only() -> No
 
 def test_work_ahead_of_the_user_goes_before_other_fronts_too() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.add("other", 10)
     ahead = desk.add(USER, 5, Lane.BACKGROUND)
     assert desk.step().job.id == ahead
 
 
+def test_the_user_is_active_for_a_moment_after_a_key_and_after_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
+    desk = Desk()
+    assert not desk.turns.user_is_active
+    desk.turns.favour(USER)
+    assert desk.turns.user_is_active
+    now += 0.9 * ACTIVE_S
+    desk.add(USER, 1)
+    desk.step()
+    now += 0.9 * ACTIVE_S
+    assert desk.turns.user_is_active
+    desk.add("other", 1)
+    desk.step()
+    now += 0.2 * ACTIVE_S
+    assert not desk.turns.user_is_active
+
+
 def test_a_front_that_is_favoured_has_at_most_half_of_what_others_want() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.run(60, [USER, "a", "b"])
     assert 30 - 1 <= desk.had_s[USER] <= 30 + LEAD_S
 
 
 def test_others_have_the_same_time() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.run(200, range(10), steps=30)
     assert max(desk.had_s.values()) - min(desk.had_s.values()) <= LONGEST_TURN_S
 
@@ -109,7 +132,7 @@ def test_short_jobs_and_long_ones_have_the_same_time() -> None:
 def test_a_front_whose_keys_cancel_each_other_keeps_its_turn() -> None:
     """Else it reads the beginning of its prompt again and again, and never has an answer."""
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     for front in range(5):
         desk.add(front, 1000)
     first = desk.step().job
@@ -122,7 +145,7 @@ def test_a_front_whose_keys_cancel_each_other_keeps_its_turn() -> None:
 def test_a_turn_is_not_over_before_there_was_an_answer() -> None:
     """A prompt that takes longer to read than a turn would be read for nothing, again and again."""
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.add("a", 1000)
     desk.add("b", 1000)
     first = desk.step(answers=False).job
@@ -139,7 +162,7 @@ def test_a_turn_is_not_over_before_there_was_an_answer() -> None:
 
 def test_a_job_that_has_begun_is_finished_before_the_next_fronts() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     steps = round(1.5 * TURN_S / STEP_S)
     order = [desk.add(front, steps) for front in range(4)]
     done = list(dict.fromkeys(desk.step().job.id for _ in range(4 * steps)))
@@ -149,7 +172,7 @@ def test_a_job_that_has_begun_is_finished_before_the_next_fronts() -> None:
 
 def test_who_floods_does_not_keep_the_turn() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.add("other", 1000)
     while desk.now < 20:
         desk.add("flood", 50)
@@ -159,7 +182,7 @@ def test_who_floods_does_not_keep_the_turn() -> None:
 
 def test_nobody_saves_time_up_by_staying_away() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.run(5, ["a", "b", "late"])
     desk.run(100, ["a", "b"])
     before = desk.had_s["late"]
@@ -169,7 +192,7 @@ def test_nobody_saves_time_up_by_staying_away() -> None:
 
 def test_work_ahead_of_others_waits_for_all_who_wait() -> None:
     desk = Desk()
-    desk.turns.favoured = USER
+    desk.turns.favour(USER)
     desk.add("a", 5, Lane.BACKGROUND)
     key = desk.add("b", 5)
     assert {desk.step().job.id for _ in range(5)} == {key}
@@ -188,7 +211,7 @@ def test_one_front_alone_is_served_as_if_it_were_favoured() -> None:
 def test_every_job_is_served_in_the_end(seed: int, fronts: int, favour: bool) -> None:
     draw = random.Random(seed)
     desk = Desk()
-    desk.turns.favoured = 0 if favour else USER
+    desk.turns.favour(0 if favour else USER)
     for _ in range(30):
         if draw.random() < 0.5:
             lane = draw.choice([Lane.KEY, Lane.MANUAL, Lane.BACKGROUND])

@@ -40,7 +40,7 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
     """What is done, by name. A `short` soak does the same for minutes."""
 
     async def crowds() -> list[Outcome]:
-        return [await (crowd.crowd(8, 15, 2, say) if short else crowd.crowd(20, 30, 4, say))]
+        return [await (crowd.crowd(8, 15, 2, say) if short else crowd.crowd(20, 30, 8, say))]
 
     async def hours() -> list[Outcome]:
         return [

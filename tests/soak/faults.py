@@ -491,6 +491,31 @@ async def daemon_without_address_space(stand: Stand, _: float) -> None:
         daemon.rlimit(psutil.RLIMIT_AS, before)
 
 
+@fault(messages=0)
+async def daemon_without_descriptors(stand: Stand, _: float) -> None:
+    """Nobody new can connect until there are some again; who is there is served."""
+    daemon, [*logs] = await stand.daemon(), (stand.folder / "log").glob("*.log")
+    before = daemon.rlimit(psutil.RLIMIT_NOFILE)
+    length = sum(log.stat().st_size for log in logs)
+    daemon.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with _raw(stand):
+            for _ in range(20):
+                await stand.text()
+                await asyncio.sleep(0.1)
+    finally:
+        daemon.rlimit(psutil.RLIMIT_NOFILE, before)
+    if sum(log.stat().st_size for log in logs) - length > 2000:
+        raise Failed("A daemon without descriptors fills its log.")
+    if (await stand.daemon()).pid != daemon.pid:
+        raise Failed("A daemon without descriptors was replaced.")
+    front = await stand.add_front()
+    front.type("value = ")
+    await asyncio.wait_for(front.ask()[1], NO_ANSWER_S)
+    await front.stop()
+    stand.fronts.remove(front)
+
+
 @fault()
 async def step_that_raises(stand: Stand, _: float) -> None:
     for name in ("fail_step", "fail_decode"):  # without KV, and with it

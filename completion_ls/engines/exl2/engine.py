@@ -115,7 +115,7 @@ class Exl2Engine:
 
     def favour(self, front: Hashable) -> None:
         """The user is at this front now: its jobs go first. Its pages are those used last anyway."""
-        self._turns.favoured = front
+        self._turns.favour(front)
 
     def step(self) -> list[Event]:
         """One prefill chunk or one pass of one job; no events when there is nothing to do.
