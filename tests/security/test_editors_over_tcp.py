@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from completion_ls.lsp import admission, tcp
 from completion_ls.lsp.channel import frame, read_frame
 from support.certificates import certificate
 from support.raw_lsp import message
+from support.uncompared import Uncompared
 
 SERVER = [sys.executable, "-m", "completion_ls"]
 CHOSEN = "a token that was chosen by hand"
@@ -170,6 +172,14 @@ def test_the_token_is_no_setting_and_goes_to_no_child(
     assert body
     left = json.loads(admission.admitted(body, CHOSEN))
     assert left["params"]["initializationOptions"] == {"completion": {"seed": 1}}
+
+
+def test_the_token_is_compared_in_a_time_that_says_nothing() -> None:
+    for given in (CHOSEN, CHOSEN[:-1]):
+        body = read_frame(io.BytesIO(initialize({"token": given})))
+        assert body
+        with contextlib.nullcontext() if given == CHOSEN else pytest.raises(admission.NotAdmitted):
+            admission.admitted(body, Uncompared(CHOSEN))
 
 
 def refused(*arguments: str, **environment: str) -> str:

@@ -31,6 +31,7 @@ from completion_ls.wire.connection import Connection, NoDaemon, Refused
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint, TcpAddress
 from completion_ls.wire.messages import PROTOCOL, Error, Hello, Welcome
 from support.other_user import NUMBER as OTHER
+from support.uncompared import Uncompared
 
 CONFIG = DaemonConfig.of(Settings())
 OVER_TCP = DaemonConfig.of(Settings.model_validate({"daemon": {"transport": "tcp"}}))
@@ -316,6 +317,26 @@ async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
         assert answer.code == "token"
         assert await reader.read() == b""
         writer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("said", ["right", "wrong"])
+async def test_a_token_is_compared_in_a_time_that_says_nothing(
+    isolated: dict[str, str], said: str
+) -> None:
+    daemon = Daemon(OVER_TCP, Endpoint.of(OVER_TCP))
+    server = await daemon._listen()
+    published = Endpoint.of(OVER_TCP).read_tcp()
+    assert published and daemon._token == published.token
+    daemon._token = Uncompared(published.token)
+    token = published.token if said == "right" else published.token[:-1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", published.port)
+    writer.write(codec.encode(Hello(protocol=PROTOCOL, version="1", token=token)))
+    body = await codec.read_body(reader)
+    assert body, "it was compared with == or !="
+    answer = codec.decode(body, codec.daemon_messages)
+    assert isinstance(answer, Welcome if said == "right" else Error)
+    writer.close()
     server.close()
 
 
