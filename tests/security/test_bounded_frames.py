@@ -46,6 +46,12 @@ def full(one: bytes) -> bytes:
     return within_map(b"\xdc" + count.to_bytes(2, "big") + inner * count)
 
 
+def one_map(entries: int) -> bytes:
+    return (
+        b"\xdf" + entries.to_bytes(4, "big") + b"".join(b"\xa4%04x\xc0" % n for n in range(entries))
+    )
+
+
 def one_list(one: bytes) -> bytes:
     count = (MAX_FRAME - 100) // len(one)
     return within_map(b"\xdd" + count.to_bytes(4, "big") + one * count)
@@ -57,6 +63,7 @@ def one_list(one: bytes) -> bytes:
         b"\x91" * MAX_FRAME,
         within_map(b"\x91" * (MAX_FRAME - 10)),
         within_map(b"\x81\xa1x" * 1_000_000),
+        one_map(MAX_ITEMS + 1),
         one_list(b"\x00"),
         one_list(b"\x80"),
         one_list(b"\xa1a"),

@@ -209,6 +209,14 @@ def test_other_machines_need_tls(isolated: dict[str, str], host: str) -> None:
     assert "127.0.0.1" in said
 
 
+def test_a_name_that_leads_to_other_machines_too_needs_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    found = [(*kind, (address, 0)) for address in ("127.0.0.1", "192.0.2.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(PermissionError, match="--tls-cert"):
+        tcp.open_listener("both.invalid", 0, has_tls=False)
+
+
 @pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
 def test_half_a_certificate_is_refused(isolated: dict[str, str], tmp_path: Path, half: str) -> None:
     said = refused("--tcp", "0.0.0.0:0", half, str(tmp_path / "x"))
