@@ -171,7 +171,9 @@ async def _ask(
     except EngineFailed as failure:
         if failure.passing and not is_again and await server.fallback.comes():
             return await _ask(server, situation, partial, is_again=True)
-        if not failure.passing:
+        if failure.told:
+            log.info("%s", failure)
+        elif not failure.passing:
             server.notices.show(str(failure), types.MessageType.Error)
         elif situation.manual:
             server.notices.show(str(failure), types.MessageType.Warning, again=True)

@@ -56,11 +56,13 @@ SILENT_LOOKS_LOADING = 30
 
 class EngineFailed(Exception):
     """A job cannot be served; the message is a sentence for the user. `passing`: the server that computes
-    has failed once, which is no news to who did not ask by hand; if it lasts, a watcher hears of it."""
+    has failed once, which is no news to who did not ask by hand; if it lasts, a watcher hears of it.
+    `told`: a watcher has heard of it, so it is no news, least of all where the trouble is over meanwhile."""
 
-    def __init__(self, text: str, *, passing: bool = False) -> None:
+    def __init__(self, text: str, *, passing: bool = False, told: bool = False) -> None:
         super().__init__(text)
         self.passing = passing
+        self.told = told
 
 
 @dataclass(slots=True)
@@ -198,7 +200,7 @@ class EngineClient:
     async def _answering(self) -> None:
         await self._attached()
         if self._silence:
-            raise EngineFailed(self._silence)
+            raise EngineFailed(self._silence, told=True)
 
     async def _attached(self) -> None:
         if self._connection:
@@ -206,13 +208,13 @@ class EngineClient:
         if self._closed:
             raise EngineFailed("The connection to the engine was closed.")
         if not self._attaching and asyncio.get_running_loop().time() < self._not_before:
-            raise EngineFailed(self._trouble)
+            raise EngineFailed(self._trouble, told=True)
         self.warm_up()
         assert self._attaching is not None
         # Shielded: many requests wait for the same attach, and one of them may be cancelled.
         await asyncio.shield(self._attaching)
         if not self._connection:
-            raise EngineFailed(self._trouble)
+            raise EngineFailed(self._trouble, told=True)
 
     async def _attach(self) -> None:
         try:
@@ -311,7 +313,7 @@ class EngineClient:
         self._not_before = asyncio.get_running_loop().time() + self._backoff
         self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
         log.warning("%s", text)
-        self._fail_all(text)
+        self._fail_all(text, told=True)
         self._watch.failed(text)
 
     def _hear(self) -> None:
@@ -336,7 +338,7 @@ class EngineClient:
             log.warning("%s", self._silence)
             for id in self._answers:  # should it go on, nobody waits for these
                 connection.send(Cancel(id=id))
-            self._fail_all(self._silence)
+            self._fail_all(self._silence, told=True)
             self._watch.failed(self._silence)
             return
         if self._unheard == 1:
@@ -347,14 +349,14 @@ class EngineClient:
         if self._next_look is None:
             self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
-    def _fail_all(self, text: str) -> None:
+    def _fail_all(self, text: str, *, told: bool = False) -> None:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
-            answer.chunks.put_nowait(EngineFailed(text))
+            answer.chunks.put_nowait(EngineFailed(text, told=told))
         waiting, self._waiting_for_status = self._waiting_for_status, []
         for future in waiting:
             if not future.done():
-                future.set_exception(EngineFailed(text))
+                future.set_exception(EngineFailed(text, told=told))
 
     def _send(self, message: Message) -> None:
         assert self._connection is not None

@@ -152,7 +152,7 @@ class Link:
             case Promote():
                 self._worker.promote(self._name, message.id)
             case AnsweredWithoutPass():
-                self._worker.statistics.without_pass += 1
+                self._worker.answered_without_pass(self._name)
             case _:
                 raise AssertionError(f"the front sent {message.type}")
 

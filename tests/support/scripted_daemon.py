@@ -256,6 +256,9 @@ class ScriptedWorker:
     def came_into_view(self, peer: Hashable) -> None:
         self._script.note("came_into_view")
 
+    def answered_without_pass(self, peer: Hashable) -> None:
+        self.statistics.without_pass += 1
+
     def cancel_all(self, peer: Hashable) -> None:
         for owner, id in list(self._jobs):
             if owner == peer:

@@ -9,7 +9,7 @@ import pytest
 from completion_ls.config.settings import Settings
 from completion_ls.wire import client as wire_client
 from completion_ls.wire import codec
-from completion_ls.wire.client import EngineClient, EngineFailed
+from completion_ls.wire.client import EngineClient, EngineFailed, Watcher
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint
 from completion_ls.wire.messages import PROTOCOL, Complete, Message, Ready, Stop, Welcome
 
@@ -34,10 +34,15 @@ async def test_a_daemon_that_is_silent_is_told_all_the_same_that_nobody_needs_it
 
     config = DaemonConfig.of(Settings())
     server = await asyncio.start_unix_server(silent, Endpoint.of(config).socket_file)
-    front = EngineClient(config)
-    with pytest.raises(EngineFailed, match="does not answer"):
-        async for _ in await front.complete(Complete(id=0, document="a", prefix="x", suffix="")):
-            pass
+    told: list[str] = []
+    front = EngineClient(config, Watcher(failed=told.append))
+    request = Complete(id=0, document="a", prefix="x", suffix="")
+    for _ in range(2):  # one whose answer does not come, and one that is not sent
+        with pytest.raises(EngineFailed, match="does not answer") as failed:
+            async for _ in await front.complete(request):
+                pass
+        assert failed.value.told
+        assert told == [str(failed.value)]
     await front.leave()
     await gone.wait()
     assert heard[-1] == Stop(if_alone=True)
