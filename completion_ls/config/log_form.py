@@ -19,6 +19,7 @@ def set_up() -> None:
     logging.basicConfig(handlers=[handler])
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
+    sys.unraisablehook = _unraisable
 
 
 class WithoutCode(logging.Formatter):
@@ -62,3 +63,9 @@ def _uncaught(
 def _uncaught_in_thread(what: threading.ExceptHookArgs) -> None:
     if what.exc_value is not None and not isinstance(what.exc_value, SystemExit):
         _uncaught(what.exc_type, what.exc_value, what.exc_traceback)
+
+
+def _unraisable(what: sys.UnraisableHookArgs) -> None:
+    """Of an error at the end of an object or generator Python would say its text, and the object."""
+    if what.exc_value is not None:
+        print(f"an error was ignored:\n{described(what.exc_value)}", file=sys.stderr)  # noqa: T201

@@ -118,7 +118,7 @@ class Document(TextDocument):
         try:
             return Path(self.path).read_bytes().decode("utf-8", "replace")
         except (OSError, ValueError):
-            logger.debug("%s is neither open nor a readable file; it counts as empty.", self.uri)
+            logger.debug("a document is neither open nor a readable file; it counts as empty")
             return ""
 
     @property
@@ -304,7 +304,7 @@ class DocumentWorkspace(Workspace):
     ) -> None:
         """Apply a change; that of a document which is not open is ignored."""
         if unquote(text_doc.uri) not in self.text_documents:
-            logger.warning("Ignored a change of %s: the client never opened it.", text_doc.uri)
+            logger.warning("ignored a change of a document that the client never opened")
             return
         super().update_text_document(text_doc, change)
 
@@ -312,7 +312,7 @@ class DocumentWorkspace(Workspace):
         """Apply a change; that of a notebook which is not open is ignored."""
         uri = params.notebook_document.uri
         if unquote(uri) not in self.notebook_documents:
-            logger.warning("Ignored a change of notebook %s: the client never opened it.", uri)
+            logger.warning("ignored a change of a notebook that the client never opened")
             return
         super().update_notebook_document(params)
 

@@ -437,7 +437,8 @@ async def change_configuration(
         try:
             answer = await server.workspace_configuration_async(asked)
         except JsonRpcException as error:
-            log.warning("the editor does not tell its settings: %s", error)
+            # Not the text of the error, which is the editor's.
+            log.warning("the editor does not tell its settings: %s", type(error).__name__)
             return
         settings = answer[0] if answer else None
     if server.client_says(messages.WHOLE_SETTINGS):

@@ -10,15 +10,19 @@ import queue
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lsprotocol import types
+from pygls.exceptions import JsonRpcInternalError
 
 from completion_ls.config import log_form
 from completion_ls.config.settings import Settings
 from completion_ls.daemon.worker import EngineBroken, LoadFailed, Outgoing, Published, Worker
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.lsp.channel import frame
+from completion_ls.lsp.server import change_configuration
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Complete, Error
 from support.raw_lsp import heard_until, message
@@ -31,6 +35,12 @@ def bad_messages() -> bytes:
     """Each is refused in another place."""
     uri = f"file:///{MARK}.py"
     where = {"textDocument": {"uri": uri}, "position": {"line": MARK, "character": 4}}
+    never_opened = {"uri": f"file:///{MARK}/other.py", "version": 2}
+    asked = {
+        "textDocument": {"uri": never_opened["uri"]},
+        "position": {"line": 0, "character": 0},
+        "context": {"triggerKind": 1},
+    }
     return b"".join(
         [
             f"{MARK}\r\n".encode(),
@@ -43,6 +53,15 @@ def bad_messages() -> bytes:
             message(id=12, method="textDocument/inlineCompletion", params={MARK: MARK}),
             message(method="textDocument/didChange", params={"textDocument": {MARK: MARK}}),
             message(method="textDocument/didOpen", params={"textDocument": {"uri": MARK}}),
+            message(
+                method="textDocument/didChange",
+                params={"textDocument": never_opened, "contentChanges": [{"text": MARK}]},
+            ),
+            message(
+                method="notebookDocument/didChange",
+                params={"notebookDocument": never_opened, "change": {}},
+            ),
+            message(id=14, method="textDocument/inlineCompletion", params=asked),
             message(method="workspace/didChangeConfiguration", params={"settings": {MARK: MARK}}),
             message(method="completionLs/didUseSuggestion", params={"suggestion": {MARK: MARK}}),
             message(id=13, method="workspace/executeCommand", params={"command": MARK}),
@@ -158,6 +177,24 @@ def test_of_an_error_type_and_place_are_written(capsys: pytest.CaptureFixture[st
     assert MARK not in said
 
 
+async def test_of_an_error_that_an_editor_answers_the_text_is_not_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may say which folder has no settings."""
+
+    async def refuse(_: object) -> None:
+        raise JsonRpcInternalError(f"nothing is set in {MARK}")
+
+    asking = types.ClientCapabilities(
+        workspace=types.WorkspaceClientCapabilities(configuration=True)
+    )
+    server: Any = SimpleNamespace(client_capabilities=asking, workspace_configuration_async=refuse)
+    with caplog.at_level("DEBUG"):
+        await change_configuration(server, types.DidChangeConfigurationParams(None))
+    assert "does not tell its settings" in caplog.text
+    assert MARK not in caplog.text
+
+
 def test_errors_of_tasks_that_nobody_awaits_are_written_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -192,6 +229,10 @@ from completion_ls.config import log_form
 log_form.set_up()
 def fail():
     raise ValueError({MARK!r})
+class Odd:
+    def __del__(self):
+        fail()
+Odd()
 thread = threading.Thread(target=fail)
 thread.start()
 thread.join()
@@ -201,7 +242,7 @@ fail()
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.count("ValueError") == 2
+    assert done.stderr.count("ValueError") == 3
     assert MARK not in done.stderr
 
 
