@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from completion_ls.config.printable import printable
 from completion_ls.config.settings import DraftSettings
 from completion_ls.engines.contract import EngineStats
 
@@ -161,5 +162,4 @@ def _name(uri: str) -> str:
     except ValueError:  # brackets where a host should stand
         path = uri
     name = unquote(path.replace("\\", "/").rstrip("/").rpartition("/")[2])
-    # A terminal would obey some characters that a name may have.
-    return "".join(one if one.isprintable() else "\ufffd" for one in name)
+    return printable(name).replace("\n", "\ufffd")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from completion_ls.config.printable import printable
+
 Verdict = Literal["ok", "remark", "failed"]
 
 
@@ -44,4 +46,6 @@ class Notes:
         self._write(name, "failed", text, details)
 
     def _write(self, name: str, verdict: Verdict, text: str, details: Sequence[str]) -> None:
-        self.lines.append(Line(self.group, name, verdict, text, tuple(details)))
+        # Of a model, a server or an editor much may come that others have written.
+        said = tuple(printable(detail) for detail in details)
+        self.lines.append(Line(self.group, printable(name), verdict, printable(text), said))
