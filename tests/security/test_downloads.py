@@ -98,6 +98,33 @@ def test_another_content_than_was_listed_is_not_kept(server: FakeHub, cache: Pat
     assert local.hub.find(hub.HubModel(REPOSITORY, BRANCH)) is None
 
 
+def test_nor_is_that_of_a_small_file(server: FakeHub, cache: Path) -> None:
+    """Of those the hub lists hashes as git has them."""
+    server.damaged = "tokenizer.json"
+    with pytest.raises(ModelError, match=r"tokenizer.json of .* \(its hash is wrong\)"):
+        local.pull(NAME)
+    assert local.hub.find(hub.HubModel(REPOSITORY, BRANCH)) is None
+
+
+def test_what_has_no_end_does_not_fill_the_disk(
+    answering: Callable[..., None], tmp_path: Path
+) -> None:
+    """A host need not say before how much it sends."""
+    sent = []
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            sent.append(1)
+            yield bytes(1000)
+
+    answering(lambda _: httpx2.Response(200, content=endless()))
+    file, part = hub.HubFile("model.safetensors", 4500, "sha256:0"), tmp_path / "x.part"
+    with pytest.raises(ModelError, match="with 4500 bytes and sends 5000 or more"):
+        hub._fetch("https://hub.invalid/weights", file, part, lambda: None)
+    assert len(sent) < 10
+    assert part.stat().st_size <= file.size
+
+
 def test_a_part_of_a_model_is_no_model(server: FakeHub, cache: Path) -> None:
     server.cut = 10**6
     with pytest.raises(ModelError):

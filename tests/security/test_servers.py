@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from completion_ls.config.settings import RemoteSettings
+from completion_ls.engines.remote import http
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.probe import look
 from support.certificates import certificate
@@ -41,6 +42,16 @@ def context(folder: Path, name: str = "IP:127.0.0.1") -> tuple[ssl.SSLContext, P
     return of_server, made
 
 
+@pytest.fixture(params=["of this machine", "of another machine"])
+def _whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of this machine, and the same one asked as any other would be."""
+    if request.param == "of another machine":
+        monkeypatch.setattr(http, "is_this_machine", lambda url: False)
+        for name in ("HTTPS_PROXY", "ALL_PROXY", "https_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_whose")
 def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_sent(
     server: Vllm, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -51,6 +62,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_sen
         assert failure.value.lasts and started.requests == []
 
 
+@pytest.mark.usefixtures("_whose")
 def test_the_certificate_of_another_name_is_refused(
     server: Vllm, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
         """Sizes that are listed, where they are not the right ones."""
         self.damage = 0
         """So many answers for weights have a wrong byte."""
+        self.damaged = ""
+        """Of this small file, a byte is wrong."""
         self.ignore_ranges = False
         self.refuse_ranges = False
         self.content_range = ""
@@ -182,6 +184,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if weights and hub.expired > 0:
             hub.expired -= 1
             return self.refuse(403)
+        if name == hub.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
         body = data[start:]
         other_part = hub.content_range if weights else ""
         self.send_response(206 if start or other_part else 200)
