@@ -5,5 +5,12 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with these characters replaced; line ends stay."""
-    return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text)
+    """The text with these characters replaced; line ends stay, and a byte of a path that is no text is told
+    by its number."""
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return f"\\u{ord(character):x}" if "\ud800" <= character <= "\udfff" else "\ufffd"
