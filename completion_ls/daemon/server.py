@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
 import itertools
 import logging
@@ -19,6 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from completion_ls import __version__
+from completion_ls.config import shortage
 from completion_ls.daemon.worker import EngineBroken, LoadFailed, Outgoing, Published, Worker
 from completion_ls.wire import codec
 from completion_ls.wire.connection import HELLO_TIMEOUT_S
@@ -254,7 +254,7 @@ class Daemon:
         """What nobody catches is logged. While no descriptors are left, asyncio tries to take a new
         connection a hundred times a second, which would fill the disk."""
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not isinstance(error, OSError) or error.errno not in shortage.DESCRIPTORS:
             loop.default_exception_handler(context)
         elif loop.time() - self._no_descriptors_at > NO_DESCRIPTORS_S:
             self._no_descriptors_at = loop.time()

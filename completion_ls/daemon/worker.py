@@ -171,8 +171,8 @@ class Worker(threading.Thread):
         self._put(lambda loaded: self._promote(loaded, peer, id))
 
     def came_into_view(self, peer: Hashable) -> None:
-        """The user is at this peer's window now."""
-        self._put(lambda loaded: self._user_came(loaded, peer))
+        """The user is at this peer's window now, as one who asks by hand."""
+        self._put(lambda loaded: self._note_user(loaded, peer, Lane.MANUAL, time.perf_counter()))
 
     def answered_without_pass(self, peer: Hashable) -> None:
         """Somebody types at this peer, and needed no engine for it."""
@@ -295,7 +295,7 @@ class Worker(threading.Thread):
         self._by_name[peer, request.id] = job.id
 
     def _note_user(self, loaded: Loaded, peer: Hashable, lane: Lane, now: float) -> None:
-        """Somebody waits, on this lane: perhaps the user is there now."""
+        """Somebody is at this peer, or waits there, on this lane: perhaps the user is there now."""
         if lane is Lane.KEY:
             front = self._foreground.front
             waited = any(job.peer == front and not job.unawaited for job in self._jobs.values())
@@ -304,10 +304,6 @@ class Worker(threading.Thread):
             self._foreground.came(peer, now)
         if self._foreground.front == peer:
             loaded.engine.favour(peer)
-
-    def _user_came(self, loaded: Loaded, peer: Hashable) -> None:
-        self._foreground.came(peer, time.perf_counter())
-        loaded.engine.favour(peer)
 
     def _typed_without_pass(self, loaded: Loaded, peer: Hashable) -> None:
         self.statistics.without_pass += 1

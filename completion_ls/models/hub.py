@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from completion_ls import __version__
+from completion_ls.config import shortage
 from completion_ls.config.paths import cache_dir
 from completion_ls.models import pickles
 from completion_ls.models.errors import ModelError
 from completion_ls.models.store import (
     CHUNK,
-    FULL,
     SLACK,
     Progress,
     check_room,
@@ -190,7 +190,7 @@ def pull(model: HubModel, progress: Progress = silent, *, only_tokenizer: bool =
             try:
                 _fetch_all(api, model, commit, wanted, part, progress)
             except OSError as error:
-                if error.errno in FULL:
+                if error.errno in shortage.DISK:
                     raise no_room(part, left + SLACK) from error
                 raise
         if not _are_here(part, files):  # a pull of the weights was begun, and is gone on with later

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from completion_ls.config import shortage
 from completion_ls.config.paths import cache_dir
 from completion_ls.models.errors import ModelError
 
@@ -25,9 +25,6 @@ Progress = Callable[[str, float], None]
 CHUNK = 1 << 20
 SLACK = 32 << 20
 """Bytes asked for beyond what a step writes, so that the disk is not full to the last byte."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk or quota says."""
 
 WAITING = "another process is fetching or converting a model; waiting for it"
 
@@ -61,7 +58,7 @@ def sole(name: str, progress: Progress) -> Iterator[Path]:
         finally:
             lock.release()
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in shortage.DISK:
             raise no_room(cache, SLACK) from error
         raise ModelError(
             f"The cache folder {cache} cannot be used ({error.strerror or error}); make it "

@@ -12,12 +12,12 @@ fill our memory.
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from completion_ls.config import shortage
 from completion_ls.wire.attach import StartFailed, attach
 from completion_ls.wire.codec import MessageError
 from completion_ls.wire.connection import Connection, Refused
@@ -373,9 +373,9 @@ class EngineClient:
 def _cannot_start(error: OSError) -> str:
     if error.strerror is None:  # a sentence of our own
         return str(error)
-    if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.filename is None or error.errno in shortage.DESCRIPTORS:
         return f"The engine daemon cannot be started: {error.strerror}."
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in shortage.DISK
     return (
         f"The engine daemon cannot be started: {error.strerror}: {error.filename}. "
         f"{'Make room there, or name' if full else 'Name'} another folder in COMPLETION_LS_RUNTIME_DIR."

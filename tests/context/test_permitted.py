@@ -48,9 +48,8 @@ def test_nothing_outside_of_the_folders(folder: Path, tmp_path: Path) -> None:
 
 def test_a_folder_with_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     nowhere = tmp_path / (300 * "x")
-    assert Permitted([nowhere], []).allows(
-        nowhere / "a.py"
-    )  # it cannot be read, which is seen later
+    # It cannot be read, which is seen later.
+    assert Permitted([nowhere], []).allows(nowhere / "a.py")
 
 
 def test_what_an_ignored_folder_holds_need_not_be_looked_at(folder: Path) -> None:

@@ -52,6 +52,15 @@ class Running:
                 case other:
                     raise AssertionError(other)
 
+    def ends(self, count: int) -> list[int]:
+        """The ids of the next jobs that are done, in this order."""
+        order: list[int] = []
+        while len(order) < count:
+            match self.published.get(timeout=60):
+                case Outgoing(message=Done() as done):
+                    order.append(done.id)
+        return order
+
     def figures(self) -> dict[str, Any]:
         found: queue.Queue[dict[str, Any]] = queue.Queue()
         self.worker.snapshot(found.put)
@@ -188,12 +197,7 @@ def test_the_front_where_the_user_is_goes_first(
         max_tokens=30,
     )
     running.worker.submit("other", request)
-    order = []
-    while len(order) < 2:
-        match running.published.get(timeout=60):
-            case Outgoing(message=Done() as done):
-                order.append(done.id)
-    assert order == ([slow, 900] if lane == "key" else [900, slow])
+    assert running.ends(2) == ([slow, 900] if lane == "key" else [900, slow])
 
 
 @pytest.mark.parametrize("types_along", [True, False])
@@ -215,12 +219,7 @@ def test_who_types_along_what_is_shown_is_still_where_the_user_is(
     request = Complete(id=900, document="b", prefix=prompt, suffix="", max_tokens=200)
     running.worker.submit("other", request.model_copy(update={"prompt_tokens": 2048}))
     quick = running.submit(LINES[3], max_tokens=30)
-    order = []
-    while len(order) < 2:
-        match running.published.get(timeout=60):
-            case Outgoing(message=Done() as done):
-                order.append(done.id)
-    assert order == ([quick, 900] if types_along else [900, quick])
+    assert running.ends(2) == ([quick, 900] if types_along else [900, quick])
     assert running.figures()["answered_without_pass"] == types_along
 
 

@@ -4,7 +4,7 @@ wrong on the way. The servers are strict stand-ins (tests/support/remote)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from completion_ls.decode.covering import Covering
 from completion_ls.decode.vocabulary import Vocabulary
 from completion_ls.engines.contract import Event, Finish, Job, JobFailed, Lane, Sampling, Unfinished
 from completion_ls.engines.remote import breaker, http
+from completion_ls.engines.remote.engine import RemoteEngine
 from completion_ls.engines.remote.errors import ServerError
 from completion_ls.engines.remote.probe import look
 from completion_ls.prompt.build import PromptBuilder
@@ -353,57 +354,54 @@ def test_no_more_is_asked_at_once_than_a_server_is_thought_to_do(
         assert tokens_of(own) == model.greedy(one.prompt, 20)
 
 
-def test_a_key_of_another_window_does_not_wait_for_work_ahead_of_the_user(
-    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_at_a_time(
+    model: HashedModel, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RemoteEngine]:
+    """The engine of a slow server that is asked for one job at once."""
     monkeypatch.setattr("completion_ls.engines.remote.engine.AT_ONCE", 1)
-    prompt = ids_of(tokenizer, CODE)
     with serving(Vllm(model)) as server:
         engine = engine_of(server)
         server.fault = faults.SlowEvents(0.02)
-        engine.favour("user")
-        ahead = [job(prompt, 20, lane=Lane.BACKGROUND, front="user") for _ in range(2)]
-        for one in ahead:
-            engine.add(one)
-        key = job(prompt, 2, front="other")
-        engine.add(key)
-        events = list(drain(engine, 100_000))
+        yield engine
+
+
+def test_a_key_of_another_window_does_not_wait_for_work_ahead_of_the_user(
+    tokenizer: Tokenizer, one_at_a_time: RemoteEngine
+) -> None:
+    engine, prompt = one_at_a_time, ids_of(tokenizer, CODE)
+    engine.favour("user")
+    ahead = [job(prompt, 20, lane=Lane.BACKGROUND, front="user") for _ in range(2)]
+    for one in ahead:
+        engine.add(one)
+    key = job(prompt, 2, front="other")
+    engine.add(key)
+    events = list(drain(engine, 100_000))
     ended = [event.job_id for event in events if event.finish]
     assert ended[0] == key.id and set(ended[1:]) == {one.id for one in ahead}
 
 
 def test_what_gives_way_twice_is_whole_and_keeps_its_counts(
-    model: HashedModel, tokenizer: Tokenizer, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
+    model: HashedModel, tokenizer: Tokenizer, one_at_a_time: RemoteEngine
 ) -> None:
-    monkeypatch.setattr("completion_ls.engines.remote.engine.AT_ONCE", 1)
-    prompt = ids_of(tokenizer, CODE)
-    with serving(Vllm(model)) as server:
-        engine = engine_of(server)
-        server.fault = faults.SlowEvents(0.02)
-        ahead = job(prompt, 20, lane=Lane.BACKGROUND)
-        engine.add(ahead)
-        own: list[Event] = []
-
-        def more(count: int) -> None:
-            while len(tokens_of(own)) < count:
-                own.extend(event for event in engine.step() if event.job_id == ahead.id)
-
-        more(2)
-        # The second of these comes before the job has said anything again.
-        keys = [job(prompt, 2) for _ in range(2)]
-        for key in keys:
-            engine.add(key)
-            ended = False
-            while not ended:
-                events = engine.step()
-                own += [event for event in events if event.job_id == ahead.id]
-                ended = any(event.job_id == key.id and event.finish for event in events)
-            engine.step()  # the job is asked for again
-        own += [event for event in drain(engine, 100_000) if event.job_id == ahead.id]
-        total = engine.stats()
+    engine, prompt = one_at_a_time, ids_of(tokenizer, CODE)
+    ahead = job(prompt, 20, lane=Lane.BACKGROUND)
+    engine.add(ahead)
+    events: list[Event] = []
+    while len(tokens_of(events)) < 2:
+        events += engine.step()
+    # The second of these comes before the job has said anything again.
+    for key in [job(prompt, 2) for _ in range(2)]:
+        engine.add(key)
+        while not any(event.job_id == key.id and event.finish for event in events):
+            events += engine.step()
+        events += engine.step()  # the job is asked for again
+    events += drain(engine, 100_000)
+    own = [event for event in events if event.job_id == ahead.id]
     assert tokens_of(own) == model.greedy(prompt, 20)
     told = [(event.reused, event.computed) for event in own]
     assert told == [told[0]] * len(own)
+    total = engine.stats()
     counted = total.prompt_tokens_reused + total.prompt_tokens_computed
     assert counted == sum(told[0]) + 2 * len(prompt)
 

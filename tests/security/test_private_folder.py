@@ -29,7 +29,7 @@ from completion_ls.wire import codec
 from completion_ls.wire.attach import attach, daemon_log
 from completion_ls.wire.connection import Connection, NoDaemon, Refused
 from completion_ls.wire.endpoint import DaemonConfig, Endpoint, TcpAddress
-from completion_ls.wire.messages import PROTOCOL, Error, Hello, Welcome
+from completion_ls.wire.messages import PROTOCOL, DaemonMessage, Error, Hello, Welcome
 from support.other_user import NUMBER as OTHER
 from support.uncompared import Uncompared
 
@@ -260,17 +260,29 @@ def test_an_address_that_others_may_have_written_is_not_used(
         asyncio.run(Connection.open(endpoint))
 
 
-async def listening_over_tcp() -> tuple[asyncio.Server, TcpAddress]:
-    """A daemon's server, and what it has published of it."""
+async def listening_over_tcp() -> tuple[Daemon, asyncio.Server, TcpAddress]:
+    """A daemon, its server, and what it has published of that."""
     endpoint = Endpoint.of(OVER_TCP)
-    server = await Daemon(OVER_TCP, endpoint)._listen()
+    daemon = Daemon(OVER_TCP, endpoint)
+    server = await daemon._listen()
     published = endpoint.read_tcp()
     assert published
-    return server, published
+    return daemon, server, published
+
+
+async def answer_to_token(
+    port: int, token: str
+) -> tuple[DaemonMessage, asyncio.StreamReader, asyncio.StreamWriter]:
+    """What a daemon says to a hello with this token, on a connection that is left open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(codec.encode(Hello(protocol=PROTOCOL, version="1", token=token)))
+    body = await codec.read_body(reader)
+    assert body
+    return codec.decode(body, codec.daemon_messages), reader, writer
 
 
 async def test_over_tcp_a_daemon_listens_on_this_machine_alone(isolated: dict[str, str]) -> None:
-    server, published = await listening_over_tcp()
+    _, server, published = await listening_over_tcp()
     listening = {
         one.laddr.ip
         for one in psutil.Process().net_connections("inet")
@@ -306,13 +318,9 @@ async def test_a_daemon_that_cannot_say_where_it_listens_does_not_listen(
 
 
 async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
-    server, published = await listening_over_tcp()
+    _, server, published = await listening_over_tcp()
     for token in ("", published.token[:-1], published.token + "x", "\u2603"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", published.port)
-        writer.write(codec.encode(Hello(protocol=PROTOCOL, version="1", token=token)))
-        body = await codec.read_body(reader)
-        assert body
-        answer = codec.decode(body, codec.daemon_messages)
+        answer, reader, writer = await answer_to_token(published.port, token)
         assert isinstance(answer, Error)
         assert answer.code == "token"
         assert await reader.read() == b""
@@ -324,17 +332,11 @@ async def test_a_wrong_token_is_refused(isolated: dict[str, str]) -> None:
 async def test_a_token_is_compared_in_a_time_that_says_nothing(
     isolated: dict[str, str], said: str
 ) -> None:
-    daemon = Daemon(OVER_TCP, Endpoint.of(OVER_TCP))
-    server = await daemon._listen()
-    published = Endpoint.of(OVER_TCP).read_tcp()
-    assert published and daemon._token == published.token
+    daemon, server, published = await listening_over_tcp()
+    assert daemon._token == published.token
     daemon._token = Uncompared(published.token)
     token = published.token if said == "right" else published.token[:-1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", published.port)
-    writer.write(codec.encode(Hello(protocol=PROTOCOL, version="1", token=token)))
-    body = await codec.read_body(reader)
-    assert body, "it was compared with == or !="
-    answer = codec.decode(body, codec.daemon_messages)
+    answer, _, writer = await answer_to_token(published.port, token)
     assert isinstance(answer, Welcome if said == "right" else Error)
     writer.close()
     server.close()

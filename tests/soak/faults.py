@@ -305,11 +305,7 @@ async def socket_removed(stand: Stand, _: float) -> None:
 @fault(messages=0)
 async def window_comes_when_the_socket_was_removed(stand: Stand, _: float) -> None:
     stand.endpoint.socket_file.unlink()
-    front = await stand.add_front()
-    front.type("value = ")
-    await asyncio.wait_for(front.ask()[1], 60)
-    await front.stop()
-    stand.fronts.remove(front)
+    await _window_comes_and_goes(stand)
 
 
 @fault(messages=0)
@@ -494,7 +490,7 @@ async def daemon_without_address_space(stand: Stand, _: float) -> None:
 @fault(messages=0)
 async def daemon_without_descriptors(stand: Stand, _: float) -> None:
     """Nobody new can connect until there are some again; who is there is served."""
-    daemon, [*logs] = await stand.daemon(), (stand.folder / "log").glob("*.log")
+    daemon, logs = await stand.daemon(), list((stand.folder / "log").glob("*.log"))
     before = daemon.rlimit(psutil.RLIMIT_NOFILE)
     length = sum(log.stat().st_size for log in logs)
     daemon.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
@@ -509,11 +505,7 @@ async def daemon_without_descriptors(stand: Stand, _: float) -> None:
         raise Failed("A daemon without descriptors fills its log.")
     if (await stand.daemon()).pid != daemon.pid:
         raise Failed("A daemon without descriptors was replaced.")
-    front = await stand.add_front()
-    front.type("value = ")
-    await asyncio.wait_for(front.ask()[1], NO_ANSWER_S)
-    await front.stop()
-    stand.fronts.remove(front)
+    await _window_comes_and_goes(stand)
 
 
 @fault()
@@ -587,6 +579,15 @@ async def daemon_that_speaks_another_protocol(stand: Stand, _: float) -> None:
 
 
 # Parts of these
+
+
+async def _window_comes_and_goes(stand: Stand) -> None:
+    """One more, which has its answer."""
+    front = await stand.add_front()
+    front.type("value = ")
+    await asyncio.wait_for(front.ask()[1], NO_ANSWER_S)
+    await front.stop()
+    stand.fronts.remove(front)
 
 
 async def _front_of_an_editor(stand: Stand) -> Front:
