@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTENSION = ROOT / "editors" / "vscode"
+LOCKED = tuple(ROOT / "editors" / name for name in ("vscode", "nvim"))
+"""Folders with a lock file."""
 TIMEOUT_S = 240
 ANSWER_S = 20
 """So long an advisory database may take for one answer."""
@@ -49,24 +50,25 @@ def audit_python(pip_audit: str) -> Audit:
     return Audit("Python", vulnerable, why)
 
 
-def audit_npm(npm: str) -> Audit:
-    """Audit what the extension's lock file names."""
+def audit_npm(npm: str, folder: Path) -> Audit:
+    """Audit what the lock file in a folder names."""
+    kind = f"npm, {folder.name}"
     report, trouble = _asked(
         [
             *(npm, "audit", "--json", "--package-lock-only", "--fetch-retries=0"),
             f"--fetch-timeout={1000 * ANSWER_S}",
         ],
-        EXTENSION,
+        folder,
     )
     packages = report.get("vulnerabilities")
     if not isinstance(packages, dict):
         said = report.get("message")
-        return Audit("npm", [], _first_line(said) or trouble or "npm gave no report")
+        return Audit(kind, [], _first_line(said) or trouble or "npm gave no report")
     vulnerable = [
         f"{name} {one.get('range', '')}: {one.get('severity', 'of unknown severity')}"
         for name, one in packages.items()
     ]
-    return Audit("npm", vulnerable, "")
+    return Audit(kind, vulnerable, "")
 
 
 def _asked(command: list[str], folder: Path) -> tuple[dict[str, Any], str]:
@@ -98,7 +100,7 @@ def _first_line(said: object) -> str:
 
 def main(pip_audit: str, npm: str) -> int:
     """Print what was found on stderr; 1 where a package has a known vulnerability."""
-    audits = [audit_python(pip_audit), audit_npm(npm)]
+    audits = [audit_python(pip_audit), *(audit_npm(npm, folder) for folder in LOCKED)]
     for audit in audits:
         for line in audit.vulnerable:
             print(

