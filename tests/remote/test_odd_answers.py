@@ -309,6 +309,39 @@ def test_an_answer_that_does_not_stop_is_stopped(
         assert server.requests[-1].over.wait(5)
 
 
+def test_a_line_without_an_end_is_read_no_further(
+    dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MOST_LINE", 100_000)
+    with serving(dialect) as server:
+        engine = engine_of(server, timeout_s=1)
+        for path in SPOKEN:
+            server.fail(faults.EndlessLine(), 99, path)
+        with pytest.raises(JobFailed, match="a line without an end"):
+            answer(engine, plain_job(tokenizer))
+        assert server.requests[-1].over.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(200, "an answer without an end"), (400, r"\(400: aaa")]
+)
+def test_an_answer_without_an_end_is_read_no_further(
+    model: HashedModel,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    said: str,
+) -> None:
+    """Nor is what it says of an error."""
+    monkeypatch.setattr(http, "MOST_LINE", 100_000)
+    monkeypatch.setattr(http, "CONNECT_S", 1)
+    with serving(Vllm(model)) as server:
+        server.fail(faults.Endless(b"a" * (1 << 14), 0, 0, code), 99, "/v1/models")
+        with pytest.raises(ServerError, match=said):
+            look(RemoteSettings(url=server.url, timeout_s=1), tokenizer)
+        assert server.requests[-1].over.wait(5)
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_packed_answers_are_not_unpacked(
     dialect: Dialect, tokenizer: Tokenizer, engine_of: Connect, layers: int

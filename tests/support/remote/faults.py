@@ -237,9 +237,10 @@ class Endless:
     part: bytes
     after: int = 1
     pause_s: float = 0.01
+    code: int = 200
 
     async def play(self, wire: Wire, answer: Answer) -> None:
-        await wire.head(replace(answer, streams=True))
+        await wire.head(replace(answer, status=self.code, streams=True))
         for part in islice(answer.parts, self.after):
             await wire.data(part)
         while True:
