@@ -100,7 +100,8 @@ class Library:
 
     def _read(self, opened: Opened) -> _Read | None:
         """The chunks of a file, if it may be read."""
-        if not self._permitted.allows(opened.file):
+        real = self._permitted.allowed(opened.file)
+        if real is None:
             return None
         stamp: object = opened.text
         if opened.text is None:
@@ -111,7 +112,7 @@ class Library:
             stamp = now.st_mtime_ns, now.st_size, now.st_ino
         known = self._known.get(opened.file)
         if known is None or known[0] != stamp:
-            known = self._known[opened.file] = stamp, _read(opened)
+            known = self._known[opened.file] = stamp, _read(opened, real)
         self._known.move_to_end(opened.file)
         if len(self._known) > MOST_KEPT:
             self._known.popitem(last=False)
@@ -140,10 +141,10 @@ class Library:
         return f"{self._permitted.folder(place).name}/{place.path}"
 
 
-def _read(opened: Opened) -> _Read | None:
+def _read(opened: Opened, real: Path) -> _Read | None:
     text = opened.text
     if text is None:
-        text = read_text(opened.file)
+        text = read_text(real)
     if text is None or not is_code(text):
         return None
     language = opened.language or language_of(opened.file)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -86,10 +86,16 @@ class Permitted:
 
     def allows(self, file: Path) -> bool:
         """Whether the file may be read."""
+        return self.allowed(file) is not None
+
+    def allowed(self, file: Path) -> Path | None:
+        """Where its links lead, if the file may be read. Read this path, as `file` may lead elsewhere by
+        then."""
         real, named = _real(file), _absolute(file)
         if self._around(real) is None:
-            return False
-        return all(self._allows_name(path) for path in dict.fromkeys((real, named)))
+            return None
+        may = all(self._allows_name(path) for path in dict.fromkeys((real, named)))
+        return real if may else None
 
     def enters(self, folder: Path) -> bool:
         """Whether a folder inside the workspace may hold files that may be read."""
@@ -164,18 +170,19 @@ class Permitted:
 
 
 def read_text(file: Path) -> str | None:
-    """The text of a file with LF line ends; None where it is none, or too much, or cannot be read."""
+    """The text of a file with LF line ends; None where it is none, or too much, or cannot be read, or where
+    a link is on the way."""
     try:
-        text = _data(file).decode("utf-8-sig")
+        text = _data(file, _open_without_links).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text if is_code(text) else None
 
 
-def _data(file: Path) -> bytes:
+def _data(file: Path, opener: Callable[[str, int], int]) -> bytes:
     """What a file holds. Raises OSError where it is none, or too long, or cannot be read."""
-    with open(file, "rb", opener=_open) as stream:
+    with open(file, "rb", opener=opener) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError("it is no file")
         data = stream.read(MAX_LENGTH + 1)
@@ -187,6 +194,28 @@ def _data(file: Path) -> bytes:
 def _open(file: str, flags: int) -> int:
     # Opening a pipe would wait for whoever writes.
     return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _open_without_links(file: str, flags: int) -> int:
+    """As `_open`, from folder to folder: who may write in one of them could make a link of it, or of the
+    file, after it was looked where the path leads."""
+    if os.open not in os.supports_dir_fd:
+        return _open(file, flags)
+    no_link = flags | os.O_NOFOLLOW | os.O_NONBLOCK
+    *folders, name = Path(file).absolute().parts
+    here = os.open(folders[0], _FOLDER)
+    try:
+        for folder in folders[1:]:
+            there = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = there
+        return os.open(name, no_link, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
+"""Some folders may be passed and not be read."""
 
 
 def is_code(text: str) -> bool:
@@ -240,7 +269,7 @@ def _read_patterns(file: Path) -> GitIgnoreSpec:
     """The patterns of a file, without those that git cannot read either; where the file cannot be read
     it ignores all."""
     try:
-        text = _data(file).decode("utf-8-sig", "replace")
+        text = _data(file, _open).decode("utf-8-sig", "replace")
     except OSError:
         return patterns(["*"])
     found: list[GitIgnoreSpecPattern] = []

@@ -15,7 +15,10 @@ import pytest
 from completion_ls.config import sources, vscode
 from completion_ls.config.paths import config_file
 from completion_ls.config.settings import Settings
-from completion_ls.context.permitted import Permitted
+from completion_ls.context import library
+from completion_ls.context.library import Library
+from completion_ls.context.permitted import Permitted, read_text
+from completion_ls.context.surroundings import Opened
 from completion_ls.wire.endpoint import DaemonConfig
 from support.raw_lsp import heard_until, message
 
@@ -242,3 +245,31 @@ def test_files_of_a_workspace_that_lead_out_of_it_are_not_read(tmp_path: Path) -
     assert permitted.allows(workspace / "a.py")
     for name in ("link.py", "folder/a.py", "../outside/a.py"):
         assert not permitted.allows(workspace / name), name
+
+
+@pytest.mark.parametrize("name", ["a.py", "sub/a.py", "link/a.py"])
+def test_what_becomes_a_link_after_it_was_looked_at_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By somebody else who may write in the workspace."""
+    workspace, outside = tmp_path / "workspace", tmp_path / "outside"
+    for folder in (workspace / "sub", workspace / "more", outside):
+        folder.mkdir(parents=True)
+        (folder / "a.py").write_text("inside = 1\n")
+    (workspace / "a.py").write_text("inside = 1\n")
+    (workspace / "link").symlink_to("more")
+    (outside / "a.py").write_text("outside = 1\n")
+    place = workspace / name if name == "a.py" else (workspace / name).parent.resolve()
+    target = outside / "a.py" if name == "a.py" else outside
+
+    def read(file: Path) -> str | None:
+        place.rename(workspace / "away")
+        place.symlink_to(target)
+        return read_text(file)
+
+    opened = Opened(workspace / name, "", None)
+    kept = Library([workspace], [])._read(opened)
+    assert kept and "inside" in kept.chunks[0].text
+    monkeypatch.setattr(library, "read_text", read)
+    assert Library([workspace], [])._read(opened) is None
+    assert place.is_symlink()
