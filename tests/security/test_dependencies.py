@@ -111,7 +111,7 @@ def test_every_package_of_npm_is_locked_or_named_with_its_version() -> None:
     ]
     named = re.findall(r"^workbench (\S+) (\S+)$", script, re.MULTILINE)
     assert named
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version, _ in named)
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for pair in named for version in pair)
 
 
 def program(folder: Path, name: str, printed: str, status: int, errors: str = "") -> Path:
