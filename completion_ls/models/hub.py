@@ -215,9 +215,12 @@ def _api() -> HfApi:
 
 def _session() -> httpx2.Client:
     """The client of the hub's library, which all requests go through; from now on it is never led from
-    HTTPS to HTTP."""
-    from huggingface_hub import get_session
+    HTTPS to HTTP, and tells nothing of this machine but the versions of Python and of the library."""
+    from huggingface_hub import constants, get_session
 
+    # Else it tells which torch there is and which program has started us, after asking the hub for a list
+    # of such programs, which it keeps for a day, whatever it is.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     session = get_session()
     hooks = session.event_hooks
     if _refuse_http not in hooks["request"]:

@@ -73,6 +73,8 @@ def test_links_count_where_they_lead(folder: Path, tmp_path: Path) -> None:
     rules = Permitted([folder], [])
     for name in ("out.py", "out/a.py", "plain.py", "key.pem"):
         assert not rules.allows(folder / name), name
+    (outside.parent / ".env").symlink_to(real)
+    assert not rules.allows(outside.parent / ".env")
     assert rules.allows(folder / "same.py")
     assert rules.place(folder / "same.py") == Place(0, "real.py")
     # A workspace that is opened by a link is its folder.
@@ -132,11 +134,25 @@ def test_patterns_above_a_folder_of_the_workspace_count(folder: Path) -> None:
     assert Permitted([folder / "sub"], []).allows(write(folder / "sub" / "a.py"))
 
 
+def test_what_git_ignores_for_this_user(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "settings" / "git" / "ignore", "mine.py\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    rules = Permitted([folder], [])
+    assert not rules.allows(write(folder / "mine.py"))
+    assert rules.allows(write(folder / "a.py"))
+
+
 def test_patterns_that_change_count_at_once(folder: Path) -> None:
     file = write(folder / "a.py")
     rules = Permitted([folder], [])
     assert rules.allows(file)
     write(folder / ".gitignore", "a.py\n")
+    assert not rules.allows(file)
+    write(folder / ".gitignore", "b.py\n")
+    assert rules.allows(file)
+    write(folder / ".gitignore", "a.py # no comment\na.py\n")
     assert not rules.allows(file)
     (folder / ".gitignore").unlink()
     assert rules.allows(file)

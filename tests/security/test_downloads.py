@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from huggingface_hub.utils import _http
 
 from completion_ls.models import hub, local
 from completion_ls.models.errors import ModelError
-from support.fake_hub import BRANCH, REPOSITORY, FakeHub, serving
+from support.fake_hub import BRANCH, COMMIT, REPOSITORY, FakeHub, serving
 
 NAME = f"{REPOSITORY}@{BRANCH}"
 
@@ -40,6 +41,23 @@ def answering(
 
 def test_the_hub_is_asked_by_https() -> None:
     assert constants._HF_DEFAULT_ENDPOINT.startswith("https://")
+
+
+def test_the_hub_hears_what_is_wanted_and_nothing_of_this_machine(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library would tell which torch there is, and ask for a list of programs that might have started
+    us, to tell which one has."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    monkeypatch.setenv("AGENT", "somebody")
+    local.pull(NAME)
+    told = re.compile(r"completion-ls/\S+; hf_hub/\S+; python/\S+")
+    for path, program in server.heard:
+        assert path.startswith((f"/api/models/{REPOSITORY}/", f"/{REPOSITORY}/", f"/{COMMIT}/")), (
+            path
+        )
+        assert told.fullmatch(program), program
+    assert server.heard
 
 
 @pytest.mark.parametrize("where", ["file", "list"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -163,12 +164,15 @@ def raised() -> Broken:
 
 def test_of_an_error_type_and_place_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("completion_ls.test")
+    other = logging.StreamHandler(io.StringIO())  # keeps in the record what it makes of the error
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(log_form.WithoutCode(log_form.FORM))
-    logger.addHandler(handler)
+    for one in (other, handler):
+        logger.addHandler(one)
     error = raised()
     logger.error("something failed", exc_info=error)
-    logger.removeHandler(handler)
+    for one in (other, handler):
+        logger.removeHandler(one)
     said = capsys.readouterr().err
     assert "something failed" in said
     assert "KeyError" in said

@@ -137,7 +137,10 @@ def with_pickle(folder: Path, name: str, told: Path) -> Path:
     return folder
 
 
-NAMES = ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt", "x.pkl", "X.BIN")
+NAMES = (
+    *("pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt", "x.pkl", "x.pickle"),
+    "X.BIN",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

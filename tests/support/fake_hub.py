@@ -76,6 +76,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
             BRANCH: model_files(),
         }
         self.asked: list[Asked] = []
+        self.heard: list[tuple[str, str]] = []
+        """The path of every request, and which program it says that it is of."""
         self.cut = 0
         """So many answers for weights break off half-way."""
         self.stalled: threading.Event | None = None
@@ -118,6 +120,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         hub = self.server
+        hub.heard.append((self.path, self.headers["User-Agent"]))
         if hub.status:
             return self.refuse(hub.status)
         if hub.page:
