@@ -257,9 +257,9 @@ def _parser() -> argparse.ArgumentParser:
         "--force", action="store_true", help="measure although other work loads the machine"
     )
     tune.add_argument("--json", action="store_true", help="print all rounds as JSON")
-    daemon = command("daemon", "The process that holds the model.").add_subparsers(
-        dest="action", required=True, metavar="ACTION"
-    )
+    daemon = command(
+        "daemon", "The process that holds the model; an editor starts it."
+    ).add_subparsers(dest="action", required=True, metavar="ACTION")
     run = daemon.add_parser("run", help="run it in the foreground")
     run.add_argument(
         "--config", metavar="FILE", help="settings as JSON, - for standard input (for fronts)"
