@@ -37,6 +37,7 @@ PROFILE_KEY = "profile"
 PROFILE_VARIABLE = "COMPLETION_LS_PROFILE"
 PROFILE_OPTION = "--profile"
 MOST_OF_A_NAME = 80
+MOST_OF_A_FILE = 1 << 20
 NO_SETTINGS = ("API_KEY", "CACHE_DIR", "CONFIG", "LOG_DIR", "RUNTIME_DIR", "STATE_DIR", "TOKEN")
 """Variables with our prefix that are no settings (see `paths`, `api_key` and
 `lsp/admission.py`)."""
@@ -221,8 +222,14 @@ def _read_toml(file: Path, problems: list[Problem]) -> Mapping[str, Any]:
             text = "it is a pipe; name a file in COMPLETION_LS_CONFIG."
             problems.append(Problem("", str(file), text))
             return {}
+        with file.open("rb") as stream:
+            data = stream.read(MOST_OF_A_FILE + 1)  # a device may have no end
+        if len(data) > MOST_OF_A_FILE:
+            text = f"it is over {MOST_OF_A_FILE >> 20} MiB; name a file of settings in COMPLETION_LS_CONFIG."
+            problems.append(Problem("", str(file), text))
+            return {}
         # Some editors put a byte order mark in front.
-        return parsed(file.read_bytes().decode("utf-8-sig"))
+        return parsed(data.decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -259,10 +259,21 @@ _SOMETHING = rf"(?:(?!{_STAR})(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/()|\[\\]))*"
 _STAR_BEFORE_ANOTHER = re.compile(rf"{_STAR}({_SOMETHING})(?={_STAR})", re.DOTALL)
 
 
+_FOLDERS = re.compile(r"(\(\?:\.\+/\)\?|\(\?:/\.\+\)\?)")
+"""What `**` has become, at the front and further behind. (No text of a pattern reads so: its signs are
+escaped.)"""
+_FEWEST = {"(?:.+/)?": "(?:.+?/)??", "(?:/.+)?": "(?:/.+?)??"}
+
+
 def _without_going_back(regex: str) -> str:
     """The same for patterns with many stars, without the time that grows with each of them: what a star
-    stands for ends where the text behind it first comes. (No other thread runs during a match.)"""
-    return _STAR_BEFORE_ANOTHER.sub(r"(?>[^/]*?\1)", regex)
+    stands for ends where the text behind it first comes, and so do the folders that two stars stand for,
+    up to the next two. (No other thread runs during a match.)"""
+    regex = _STAR_BEFORE_ANOTHER.sub(r"(?>[^/]*?\1)", regex)
+    head, *rest = _FOLDERS.split(regex)
+    parts = list(zip(rest[::2], rest[1::2], strict=True))
+    before_another = [f"(?>{_FEWEST[folders]}{behind}(?=/))" for folders, behind in parts[:-1]]
+    return "".join([head, *before_another, *(parts[-1] if parts else ())])
 
 
 def _read_patterns(file: Path) -> GitIgnoreSpec:

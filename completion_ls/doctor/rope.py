@@ -4,6 +4,7 @@ places, and one that finds nothing takes a number of its own."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,4 +72,7 @@ def _thetas(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _theta(place: str, of: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     value = of.get("rope_theta")
     if isinstance(value, int | float):
-        yield place, float(value)
+        try:
+            yield place, float(value)
+        except OverflowError:  # it has hundreds of digits
+            yield place, math.inf

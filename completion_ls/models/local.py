@@ -38,6 +38,8 @@ FETCH_SHARE = 0.6
 """Part of the progress given to fetching when a model is fetched and converted."""
 MAX_HEADER = 100_000_000
 """Most bytes of the header of a safetensors file, by the format."""
+MOST_OF_A_NAME = 300
+"""So much of a name is said of one that means nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
     if entry is not None:
         return _from_catalogue(entry, progress, offline)
     path = _path(name)
-    if path.is_dir():
+    if _is_folder(path):
         return _from_folder(path)
-    if path.is_file():
+    if _is_file(path):
         return _from_file(path, progress)
     if repository := _on_hub(name):
         return _from_hub(name, repository)
@@ -86,7 +88,7 @@ def tokenizer_folder(name: str, progress: Progress = silent) -> Path:
     model, of a tokenizer that was pulled, or any with that file. Nothing is fetched of the hub. Raises
     ModelError."""
     path, repository = _path(name), hub_model(name)
-    if not catalogue.find(name) and path.is_dir():
+    if not catalogue.find(name) and _is_folder(path):
         if not (path / hub.TOKENIZER).is_file():
             raise ModelError(f"The folder {path} has no {hub.TOKENIZER}; give another folder.")
         return path
@@ -119,7 +121,7 @@ def ready(name: str, progress: Progress = silent) -> LocalModel | None:
     if entry := catalogue.find(name):
         return find(entry)
     path = _path(name)
-    if not path.is_file():
+    if not _is_file(path):
         return prepare(name, offline=True)
     sha256 = _gguf_sha256(path, progress)
     folder = convert.converted_folder(path.name, path.stat().st_size, sha256)
@@ -129,7 +131,7 @@ def ready(name: str, progress: Progress = silent) -> LocalModel | None:
 def pull(name: str, *, progress: Progress = silent) -> LocalModel:
     """As `prepare`, but what is on the hub is fetched as well. Raises ModelError."""
     repository = _on_hub(name)
-    if repository and not _path(name).exists():
+    if repository and not _is_there(_path(name)):
         hub.pull(repository, progress)
     return prepare(name, progress=progress)
 
@@ -146,7 +148,7 @@ def pulled() -> dict[str, Path]:
 
 def hub_model(name: str) -> hub.HubModel | None:
     """The repository that `prepare` would look for."""
-    return None if catalogue.find(name) or _path(name).exists() else _on_hub(name)
+    return None if catalogue.find(name) or _is_there(_path(name)) else _on_hub(name)
 
 
 def to_fetch(name: str) -> int | None:
@@ -154,7 +156,7 @@ def to_fetch(name: str) -> int | None:
     if entry := catalogue.find(name):
         return 0 if find(entry) or fetch.is_fetched(entry) else entry.size
     repository = _on_hub(name)
-    if not repository or _path(name).exists() or hub.find(repository):
+    if not repository or _is_there(_path(name)) or hub.find(repository):
         return 0
     if begun := hub.progress_of(repository):
         return begun[1] - begun[0]
@@ -164,7 +166,7 @@ def to_fetch(name: str) -> int | None:
 
 def is_known(name: str) -> bool:
     """Whether it may be a model: it is here, or can be asked for. Touches no network."""
-    return bool(catalogue.find(name) or _on_hub(name) or _path(name).exists())
+    return bool(catalogue.find(name) or _on_hub(name) or _is_there(_path(name)))
 
 
 def quantisation(name: str) -> str:
@@ -172,7 +174,7 @@ def quantisation(name: str) -> str:
     not, or where nobody knows before it is here. Touches no network."""
     repository = None if catalogue.find(name) else _on_hub(name)
     folder = _path(name)
-    if repository and not folder.exists():
+    if repository and not _is_there(folder):
         here = hub.find(repository)
         if here is None:  # those of the catalogue are all of this kind, and most others say so
             is_exl2 = _hub_entry(repository) or "exl2" in str(repository).lower()
@@ -191,6 +193,21 @@ def quantisation(name: str) -> str:
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
+
+
+# Those of Path raise where a name is too long, or a folder must not be looked into.
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _on_hub(name: str) -> hub.HubModel | None:
@@ -232,6 +249,8 @@ def _from_hub(name: str, repository: hub.HubModel) -> LocalModel:
 
 def _unknown(name: str) -> ModelError:
     """The error for a name that means nothing: what was perhaps meant."""
+    if len(name) > MOST_OF_A_NAME:
+        name = f"{name[:MOST_OF_A_NAME]}…"
     if "://" in name:
         owner, _, rest = name.partition("://")[2].partition("/")[2].partition("/")
         meant = f"{owner}/{rest.partition('/')[0]}"

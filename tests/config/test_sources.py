@@ -133,6 +133,13 @@ def test_a_file_that_there_cannot_be_is_named(name: str, monkeypatch: pytest.Mon
     assert {problem.source for problem in problems} == {"COMPLETION_LS_CONFIG", name}
 
 
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPLETION_LS_CONFIG", "/dev/zero")
+    settings, [problem] = sources.resolve()
+    assert settings == Settings()
+    assert problem.source == "/dev/zero" and "over 1 MiB" in problem.text
+
+
 def test_a_pipe_is_not_waited_for(user_file: Path) -> None:
     user_file.unlink()
     os.mkfifo(user_file)

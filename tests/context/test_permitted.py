@@ -267,6 +267,29 @@ def test_patterns_of_many_stars_take_no_time(folder: Path, piece: str) -> None:
     assert rules.allows(folder / ("a" * 200))
 
 
+@pytest.mark.parametrize("piece", ["**/a/", "a/**/", "*/**/", "**/a*/b?/", "**/*a*/"])
+def test_patterns_of_many_double_stars_take_no_time(folder: Path, piece: str) -> None:
+    # Without an end where each of them may give back the folders that it took.
+    rules = Permitted([folder], [piece * 20 + "x"])
+    assert rules.allows(folder / ("a/" * 60 + "y"))
+    assert rules.allows(folder / ("a/ba/" * 30 + "y"))
+
+
+FOLDERS = st.lists(st.sampled_from(["a", "b", "ab", "ba"]), min_size=1, max_size=7).map("/".join)
+DOUBLE_STARS = st.lists(
+    st.sampled_from(["**", "**", "*", "a", "b", "a*", "*b", "?", "*a*"]), min_size=1, max_size=7
+).map("/".join)
+
+
+@given(DOUBLE_STARS, st.sampled_from(["", "/"]), st.lists(FOLDERS, min_size=1, max_size=8))
+def test_double_stars_mean_the_same(pattern: str, top: str, names: list[str]) -> None:
+    expected = GitIgnoreSpec.from_lines([top + pattern])
+    for name in names:
+        assert (
+            patterns([top + pattern]).check_file(name).include == expected.check_file(name).include
+        )
+
+
 NAMES = st.text("ab.[]!-/*?(", max_size=8)
 
 

@@ -229,13 +229,13 @@ def _begun_with(given: dict[str, Any]) -> Script:
     return Script([_say(_request(types.INITIALIZE, "init", {"capabilities": {}} | given))])
 
 
-def _asked_in(folder: str) -> Script:
+def _asked_in(folder: str, options: dict[str, Any]) -> Script:
     """A completion is asked for beside another document in a folder of this name."""
     here, other = ({**OPENED, "uri": f"file://{folder}/{name}.py"} for name in "ab")
     where = {"textDocument": {"uri": here["uri"]}, "position": {"line": 1, "character": 4}}
     asked = {**where, "context": {"triggerKind": 1}}
     steps = [
-        *_begun_with({"rootUri": f"file://{folder}"}).steps,
+        *_begun_with({"rootUri": f"file://{folder}", "initializationOptions": options}).steps,
         _say(_notice(types.INITIALIZED, {})),
         _say(_notice(types.TEXT_DOCUMENT_DID_OPEN, {"textDocument": other})),
         _say(_notice(types.TEXT_DOCUMENT_DID_OPEN, {"textDocument": here})),
@@ -248,7 +248,8 @@ def _asked_in(folder: str) -> Script:
 WRITTEN = (
     _begun_with({"rootUri": "http://["}),
     _begun_with({"rootPath": "//"}),
-    _asked_in("/" + 300 * "x"),  # longer than a name of a file may be
+    _asked_in("/" + 300 * "x", {}),  # longer than a name of a file may be
+    _asked_in("/a", {"model": {"name": 300 * "x"}}),
     Script(
         [
             _say(_request(types.INITIALIZE, "init", {"capabilities": {}})),

@@ -313,6 +313,7 @@ WRITTEN: tuple[dict[str, bytes | str], ...] = (
     {CONFIG: _config(vocab_size=2**40)},
     {CONFIG: _config(rms_norm_eps=10**400)},
     {CONFIG: _config(rope_theta=float("inf"), num_hidden_layers=float("inf"))},
+    {CONFIG: _config(rope_theta=10**400, hidden_act=0)},
     {INDEX: _deep(b"}")},
     {GENERATION: b"[]"},
     {GENERATION: b'{"eos_token_id": [[]]}'},

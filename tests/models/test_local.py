@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completion_ls.models import local
 from completion_ls.models.convert import converted_folder
 from completion_ls.models.local import LocalModel, ModelError, prepare, quantisation
 
@@ -78,6 +79,16 @@ def test_weights_that_are_not_whole(tmp_path_factory, data):
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="cut short"):
         prepare(str(folder))
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/" + 300 * "x", "~/" + 300 * "x", "/x" * 50_000])
+def test_a_name_that_is_too_long(cache, name):
+    for look in (local.prepare, local.ready, local.pull, local.tokenizer_folder):
+        with pytest.raises(ModelError, match=r"There is no model (called|file or folder)") as found:
+            look(name)
+        assert len(str(found.value)) < 1000
+    assert not (local.is_known(name) or local.hub_model(name) or local.to_fetch(name))
+    assert local.quantisation(name) == ""
 
 
 def test_an_unknown_name(cache):

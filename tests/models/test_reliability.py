@@ -22,6 +22,11 @@ POINTS = (Point(0.2, 0.1), Point(0.5, 0.4), Point(0.9, 0.7))
 shares = st.floats(0, 1)
 
 
+@pytest.mark.parametrize("model", ["x" * 300, "a/b", "a\0b", ""])
+def test_a_name_of_no_table(model: str) -> None:
+    assert table(model) == ()
+
+
 @pytest.mark.parametrize(
     ("show_above", "least"),
     [
