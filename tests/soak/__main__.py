@@ -55,8 +55,13 @@ def parts(short: bool, seed: int, say: Say) -> dict[str, Part]:
         "crowd": lambda: asyncio.run(crowds()),
         "long": lambda: asyncio.run(hours()),
         "faults": lambda: asyncio.run(faults.run(1 if short else 5, seed, say)),
-        "fuzz": lambda: fuzz.run(1 if short else 8, seed, say),
+        "fuzz": lambda: fuzz.run(1 if short else 8, seed, _found),
     }
+
+
+def _found(text: str) -> None:
+    """Say an input that was too much, whole."""
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> int:
