@@ -248,7 +248,9 @@ def _patterns_of(line: str) -> list[GitIgnoreSpecPattern]:
         found = list(GitIgnoreSpec.from_lines([line]).patterns)
         for pattern in found:
             if pattern.regex:
-                pattern.regex = re.compile(_without_going_back(pattern.regex.pattern))
+                # DOTALL: the folders that two stars stand for may have a line end in their names.
+                regex = _without_going_back(pattern.regex.pattern)
+                pattern.regex = re.compile(regex, re.DOTALL)
     except (ValueError, re.error, RecursionError) as error:
         raise BadPattern(line) from error
     return found

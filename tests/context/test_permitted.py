@@ -267,6 +267,13 @@ def test_patterns_of_many_stars_take_no_time(folder: Path, piece: str) -> None:
     assert rules.allows(folder / ("a" * 200))
 
 
+@pytest.mark.parametrize("line", ["private.py", "**/private.py", "/top/**/in/**/private.py"])
+def test_a_folder_with_a_line_end_in_its_name_hides_nothing(folder: Path, line: str) -> None:
+    write(folder / ".gitignore", f"{line}\n")
+    assert not Permitted([folder], []).allows(folder / "top/a\nb/in/c\nd/private.py")
+    assert not Permitted([folder], [line]).allows(folder / "top/a\nb/in/c\nd/private.py")
+
+
 @pytest.mark.parametrize("piece", ["**/a/", "a/**/", "*/**/", "**/a*/b?/", "**/*a*/"])
 def test_patterns_of_many_double_stars_take_no_time(folder: Path, piece: str) -> None:
     # Without an end where each of them may give back the folders that it took.
