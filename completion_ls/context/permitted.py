@@ -111,6 +111,8 @@ class Permitted:
 
     def _allows_name(self, named: Path, *, is_folder: bool = False) -> bool:
         """Whether a path may be read by its names; it may be one over symbolic links, from outside, too."""
+        if named.name.endswith("\n"):  # a pattern of the name without that would count for it
+            return False
         folder = self._around(named)
         if folder is None:
             return not _is_secret(named.name)

@@ -274,6 +274,13 @@ def test_a_folder_with_a_line_end_in_its_name_hides_nothing(folder: Path, line: 
     assert not Permitted([folder], [line]).allows(folder / "top/a\nb/in/c\nd/private.py")
 
 
+def test_a_name_with_a_line_end_behind_it_is_another_name(folder: Path) -> None:
+    write(folder / ".gitignore", "*\n!a.py\n")
+    rules = Permitted([folder], [])
+    assert rules.allows(write(folder / "a.py"))
+    assert not rules.allows(write(folder / "a.py\n"))
+
+
 @pytest.mark.parametrize("piece", ["**/a/", "a/**/", "*/**/", "**/a*/b?/", "**/*a*/"])
 def test_patterns_of_many_double_stars_take_no_time(folder: Path, piece: str) -> None:
     # Without an end where each of them may give back the folders that it took.
