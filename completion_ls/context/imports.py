@@ -167,7 +167,9 @@ def _go_package(imports: list[Import], file: Path, folder: Path) -> Iterator[Pat
     root = next((one for one in roots if _is_file(one / "go.mod")), None)
     if root is None:
         return
-    text = read_text(root / "go.mod") or ""
+    # It may be a link, which is not followed when it is read.
+    real = Path(os.path.realpath(root / "go.mod"))
+    text = (folder in real.parents and read_text(real)) or ""
     module = re.search(r"^\s*module\s+\"?([^\s\"]+)", text, re.MULTILINE)
     for one in imports if module else ():
         assert module

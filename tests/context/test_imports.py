@@ -116,6 +116,18 @@ def test_go(tmp_path: Path) -> None:
     assert found(tmp_path, "go", "api/here.go", text, others) == {"cart/total.go", "api/other.go"}
 
 
+@pytest.mark.parametrize(("place", "count"), [("work/real.mod", 1), ("real.mod", 0)])
+def test_a_module_of_go_that_is_named_by_a_link(tmp_path: Path, place: str, count: int) -> None:
+    """It counts where it leads into the workspace."""
+    folder = tmp_path / "work"
+    (folder / "cart").mkdir(parents=True)
+    (folder / "cart" / "total.go").touch()
+    (tmp_path / place).write_text("module shop\n")
+    (folder / "go.mod").symlink_to(tmp_path / place)
+    imports = imports_of("go", 'package api\n\nimport "shop/cart"\n')
+    assert len(imported_files("go", imports, folder / "here.go", folder)) == count
+
+
 @pytest.mark.parametrize("language", ["c", "cpp"])
 def test_includes(tmp_path: Path, language: str) -> None:
     others = ["src/here.h", "src/near.h", "include/shop/api.h", "src/deep/x.h"]
