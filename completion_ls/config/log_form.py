@@ -57,7 +57,7 @@ def described(error: BaseException) -> str:
 def _uncaught(
     kind: type[BaseException], error: BaseException, places: TracebackType | None
 ) -> None:
-    print(f"completion-ls failed:\n{described(error)}", file=sys.stderr)  # noqa: T201
+    _say(f"completion-ls failed:\n{described(error)}")
 
 
 def _uncaught_in_thread(what: threading.ExceptHookArgs) -> None:
@@ -68,4 +68,9 @@ def _uncaught_in_thread(what: threading.ExceptHookArgs) -> None:
 def _unraisable(what: sys.UnraisableHookArgs) -> None:
     """Of an error at the end of an object or generator Python would say its text, and the object."""
     if what.exc_value is not None:
-        print(f"an error was ignored:\n{described(what.exc_value)}", file=sys.stderr)  # noqa: T201
+        _say(f"an error was ignored:\n{described(what.exc_value)}")
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:  # print would take stdout, where an editor may listen
+        print(text, file=sys.stderr)  # noqa: T201

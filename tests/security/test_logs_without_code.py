@@ -250,6 +250,22 @@ fail()
     assert MARK not in done.stderr
 
 
+def test_errors_are_not_written_to_an_editor_where_stderr_is_closed() -> None:
+    program = """
+import sys
+from completion_ls.config import log_form
+sys.stderr = None
+log_form.set_up()
+class Odd:
+    def __del__(self):
+        raise ValueError
+Odd()
+raise ValueError
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["add", "step"])
 def test_a_job_that_fails_leaves_no_text_in_the_daemons_log(
