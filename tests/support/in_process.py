@@ -38,6 +38,8 @@ from completion_ls.wire.messages import (
     Cancel,
     Complete,
     Message,
+    Ping,
+    Pong,
     Promote,
     Ready,
 )
@@ -153,6 +155,8 @@ class Link:
                 self._worker.promote(self._name, message.id)
             case AnsweredWithoutPass():
                 self._worker.answered_without_pass(self._name)
+            case Ping():  # where the machine is slow
+                self._arrived.put_nowait(Pong())
             case _:
                 raise AssertionError(f"the front sent {message.type}")
 
