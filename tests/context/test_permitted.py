@@ -225,6 +225,20 @@ def test_only_texts_of_some_length_are_read(tmp_path: Path) -> None:
         assert read_text(tmp_path / name) is None, name
 
 
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    def lowest() -> int:
+        """The number that the next file gets."""
+        number = os.open(os.devnull, os.O_RDONLY)
+        os.close(number)
+        return number
+
+    write(tmp_path / "deep" / "a.py")
+    before = lowest()
+    for name in ("deep/a.py", "deep/none.py", "none/a.py", "deep/a.py/b.py"):
+        read_text(tmp_path / name)
+        assert lowest() <= before, name
+
+
 COPIES = [".env~", ".env-prod", "#server.pem#", ".#server.key", "server.pem.bak", "db.env.old"]
 COPIES += [".netrc.swp", "secrets/db.py", ".secrets", "server.key.~1~", "secrets.yaml.orig.bak"]
 
