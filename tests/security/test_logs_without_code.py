@@ -23,6 +23,7 @@ from completion_ls.config.settings import Settings
 from completion_ls.daemon.worker import EngineBroken, LoadFailed, Outgoing, Published, Worker
 from completion_ls.engines.torch_cpu import TorchCpuEngine
 from completion_ls.lsp.channel import frame
+from completion_ls.lsp.documents import Document
 from completion_ls.lsp.server import change_configuration
 from completion_ls.wire.endpoint import DaemonConfig
 from completion_ls.wire.messages import Complete, Error
@@ -196,6 +197,15 @@ async def test_of_an_error_that_an_editor_answers_the_text_is_not_written(
     with caplog.at_level("DEBUG"):
         await change_configuration(server, types.DidChangeConfigurationParams(None))
     assert "does not tell its settings" in caplog.text
+    assert MARK not in caplog.text
+
+
+def test_a_document_that_is_no_file_is_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG"):
+        assert Document((tmp_path / MARK).as_uri()).source == ""
+    assert "a readable file" in caplog.text
     assert MARK not in caplog.text
 
 
