@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from completion_ls.config import paths
+from completion_ls.config.there import is_there
 
 if TYPE_CHECKING:
     from completion_ls.config.settings import Settings
@@ -293,8 +294,7 @@ def _where(key: str) -> str:
 
 def _user_file(problems: list[Problem]) -> Source:
     file = paths.config_file()
-    # (`exists` of Path raises where a name is too long.)
-    if os.environ.get("COMPLETION_LS_CONFIG") and not os.path.exists(file):  # noqa: PTH110
+    if os.environ.get("COMPLETION_LS_CONFIG") and not is_there(file):
         problems.append(Problem("", "COMPLETION_LS_CONFIG", f"there is no file {file}."))
     return Source(str(file), _read_toml(file, problems))
 

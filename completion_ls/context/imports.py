@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from completion_ls.config.there import is_file, is_folder
 from completion_ls.context import queries, trees
 from completion_ls.context.languages import family
 from completion_ls.context.permitted import read_text
@@ -61,7 +62,7 @@ def imported_files(language: str, imports: list[Import], file: Path, folder: Pat
     }.get(family(language))
     found: dict[Path, None] = {}
     for path in find(imports, file, folder) if find else ():
-        if path != file and path not in found and _is_file(path):
+        if path != file and path not in found and is_file(path):
             found[path] = None
     return list(found)
 
@@ -80,7 +81,7 @@ def _python_modules(imports: list[Import], file: Path, folder: Path) -> Iterator
         parts = [part for part in rest.split(".") if part]
         for root in above[dots - 1 : dots] if dots else roots:
             module = root.joinpath(*parts)
-            inner = [module / name for name in sorted(one.names)] if _is_folder(module) else []
+            inner = [module / name for name in sorted(one.names)] if is_folder(module) else []
             for path in (module, *inner):
                 yield _ending(path, ".py")
                 yield path / "__init__.py"
@@ -109,7 +110,7 @@ def _rust_modules(imports: list[Import], file: Path, folder: Path) -> Iterator[P
             one
             for one in file.parents
             if folder in (one, *one.parents)
-            and any(_is_file(one / name) for name in ("lib.rs", "main.rs"))
+            and any(is_file(one / name) for name in ("lib.rs", "main.rs"))
         ),
         None,
     )
@@ -130,12 +131,12 @@ def _rust_modules(imports: list[Import], file: Path, folder: Path) -> Iterator[P
 def _rust_files(start: Path, parts: list[str]) -> Iterator[Path]:
     """The deepest module that a path names; behind it are names in the module."""
     deepest: Path | None = None
-    if _is_folder(start):
+    if is_folder(start):
         owner = [start / "lib.rs", start / "main.rs", start / "mod.rs", _ending(start, ".rs")]
-        deepest = next(filter(_is_file, owner), None)
+        deepest = next(filter(is_file, owner), None)
     for part in parts:
         start /= part
-        inner = next(filter(_is_file, (_ending(start, ".rs"), start / "mod.rs")), None)
+        inner = next(filter(is_file, (_ending(start, ".rs"), start / "mod.rs")), None)
         if inner is None:
             break
         deepest = inner
@@ -164,7 +165,7 @@ def _rust_paths(text: str, depth: int = 0) -> list[list[str]]:
 def _go_package(imports: list[Import], file: Path, folder: Path) -> Iterator[Path]:
     yield from _of_folder(file.parent, ".go")
     roots = (one for one in file.parents if folder in (one, *one.parents))
-    root = next((one for one in roots if _is_file(one / "go.mod")), None)
+    root = next((one for one in roots if is_file(one / "go.mod")), None)
     if root is None:
         return
     # It may be a link, which is not followed when it is read.
@@ -182,7 +183,7 @@ def _included(imports: list[Import], file: Path, folder: Path) -> Iterator[Path]
     for one in imports:
         for root in (file.parent, *above[1:], *(top / "include" for top in above), folder / "src"):
             path = _plain(root / one.module)
-            if _is_file(path):
+            if is_file(path):
                 yield path
                 break
     for ending in (".h", ".hpp", ".hh"):
@@ -218,14 +219,3 @@ def _plain(path: Path) -> Path:
 def _ending(path: Path, ending: str) -> Path:
     """The file beside a folder that is named like it. (`with_name` raises for some paths.)"""
     return path.parent / (path.name + ending)
-
-
-# `Path.is_file` raises where a name is too long, or a folder must not be looked into.
-
-
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
-
-
-def _is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112

@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
+from completion_ls.config.there import is_there
 from completion_ls.context.surroundings import MAX_LENGTH
 
 SECRETS = (
@@ -236,8 +237,7 @@ def _is_secret(path: str) -> bool:
 
 def _repository(folder: Path) -> Path:
     """The top of the git repository in which a folder lies; else the folder."""
-    # os.path: a name that the system does not take (too long, not to be looked into) is no error there.
-    return next((one for one in (folder, *folder.parents) if os.path.exists(one / ".git")), folder)  # noqa: PTH110
+    return next((one for one in (folder, *folder.parents) if is_there(one / ".git")), folder)
 
 
 def patterns(lines: Iterable[str]) -> GitIgnoreSpec:

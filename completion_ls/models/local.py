@@ -11,6 +11,7 @@ from pathlib import Path
 
 from completion_ls.config.profiles import of_profile
 from completion_ls.config.sources import profile_names, profiles_dir
+from completion_ls.config.there import is_file, is_folder, is_there
 from completion_ls.models import catalogue, convert, fetch, hub, pickles
 from completion_ls.models.catalogue import CatalogueEntry
 from completion_ls.models.errors import ModelError
@@ -74,9 +75,9 @@ def prepare(name: str, *, progress: Progress = silent, offline: bool = False) ->
     if entry is not None:
         return _from_catalogue(entry, progress, offline)
     path = _path(name)
-    if _is_folder(path):
+    if is_folder(path):
         return _from_folder(path)
-    if _is_file(path):
+    if is_file(path):
         return _from_file(path, progress)
     if repository := _on_hub(name):
         return _from_hub(name, repository)
@@ -88,7 +89,7 @@ def tokenizer_folder(name: str, progress: Progress = silent) -> Path:
     model, of a tokenizer that was pulled, or any with that file. Nothing is fetched of the hub. Raises
     ModelError."""
     path, repository = _path(name), hub_model(name)
-    if not catalogue.find(name) and _is_folder(path):
+    if not catalogue.find(name) and is_folder(path):
         if not (path / hub.TOKENIZER).is_file():
             raise ModelError(f"The folder {path} has no {hub.TOKENIZER}; give another folder.")
         return path
@@ -121,7 +122,7 @@ def ready(name: str, progress: Progress = silent) -> LocalModel | None:
     if entry := catalogue.find(name):
         return find(entry)
     path = _path(name)
-    if not _is_file(path):
+    if not is_file(path):
         return prepare(name, offline=True)
     sha256 = _gguf_sha256(path, progress)
     folder = convert.converted_folder(path.name, path.stat().st_size, sha256)
@@ -131,7 +132,7 @@ def ready(name: str, progress: Progress = silent) -> LocalModel | None:
 def pull(name: str, *, progress: Progress = silent) -> LocalModel:
     """As `prepare`, but what is on the hub is fetched as well. Raises ModelError."""
     repository = _on_hub(name)
-    if repository and not _is_there(_path(name)):
+    if repository and not is_there(_path(name)):
         hub.pull(repository, progress)
     return prepare(name, progress=progress)
 
@@ -148,7 +149,7 @@ def pulled() -> dict[str, Path]:
 
 def hub_model(name: str) -> hub.HubModel | None:
     """The repository that `prepare` would look for."""
-    return None if catalogue.find(name) or _is_there(_path(name)) else _on_hub(name)
+    return None if catalogue.find(name) or is_there(_path(name)) else _on_hub(name)
 
 
 def to_fetch(name: str) -> int | None:
@@ -156,7 +157,7 @@ def to_fetch(name: str) -> int | None:
     if entry := catalogue.find(name):
         return 0 if find(entry) or fetch.is_fetched(entry) else entry.size
     repository = _on_hub(name)
-    if not repository or _is_there(_path(name)) or hub.find(repository):
+    if not repository or is_there(_path(name)) or hub.find(repository):
         return 0
     if begun := hub.progress_of(repository):
         return begun[1] - begun[0]
@@ -166,7 +167,7 @@ def to_fetch(name: str) -> int | None:
 
 def is_known(name: str) -> bool:
     """Whether it may be a model: it is here, or can be asked for. Touches no network."""
-    return bool(catalogue.find(name) or _on_hub(name) or _is_there(_path(name)))
+    return bool(catalogue.find(name) or _on_hub(name) or is_there(_path(name)))
 
 
 def quantisation(name: str) -> str:
@@ -174,7 +175,7 @@ def quantisation(name: str) -> str:
     not, or where nobody knows before it is here. Touches no network."""
     repository = None if catalogue.find(name) else _on_hub(name)
     folder = _path(name)
-    if repository and not _is_there(folder):
+    if repository and not is_there(folder):
         here = hub.find(repository)
         if here is None:  # those of the catalogue are all of this kind, and most others say so
             is_exl2 = _hub_entry(repository) or "exl2" in str(repository).lower()
@@ -193,21 +194,6 @@ def quantisation(name: str) -> str:
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  expanduser of Path raises on ~unknown
-
-
-# Those of Path raise where a name is too long, or a folder must not be looked into.
-
-
-def _is_there(path: Path) -> bool:
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def _is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112
-
-
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _on_hub(name: str) -> hub.HubModel | None:

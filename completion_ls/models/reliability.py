@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from completion_ls.config.there import is_file
 
 FOLDER = Path(__file__).parent / "reliability"
 
@@ -29,8 +30,8 @@ class Point:
 def table(model: str) -> tuple[Point, ...]:
     """The points of a model, both numbers rising; none where it was not measured."""
     file = FOLDER / f"{model}.json"
-    # The name may be a path or a repository. (`is_file` of Path raises where it is too long.)
-    if Path(model).name != model or not os.path.isfile(file):  # noqa: PTH113
+    # The name may be a path or a repository.
+    if Path(model).name != model or not is_file(file):
         return ()
     return tuple(Point(*point) for point in json.loads(file.read_text())["points"])
 

@@ -125,6 +125,16 @@ def program(folder: Path, name: str, printed: str, status: int, errors: str = ""
     return file
 
 
+def audited(python: str | Path, npm: str | Path) -> subprocess.CompletedProcess[str]:
+    """The audit with these programs in the place of pip-audit and npm."""
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "audit.py", python, npm],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def python_report(*vulnerable: str, skipped: tuple[str, ...] = ()) -> str:
     found = [{"name": "good", "version": "1", "vulns": []}]
     found += [{"name": n, "version": "2", "vulns": [{"id": f"ID-{n}"}]} for n in vulnerable]
@@ -168,12 +178,7 @@ def test_a_known_vulnerability_fails_and_advisories_that_cannot_be_reached_do_no
         program(tmp_path, "pip-audit", *python, "no network"),
         program(tmp_path, "npm", *npm),
     ]
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "audit.py", *programs],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = audited(*programs)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -188,24 +193,14 @@ def test_each_lock_file_is_audited(tmp_path: Path) -> None:
     )
     npm.chmod(0o755)
     python = program(tmp_path, "pip-audit", python_report(), 0)
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "audit.py", python, npm],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = audited(python, npm)
     assert done.returncode == 1
     assert "(npm, nvim): evil" in done.stderr and "npm, vscode: no known" in done.stderr
 
 
 def test_programs_that_are_not_there_are_said(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "audit.py", nowhere, nowhere],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = audited(nowhere, nowhere)
     assert done.returncode == 0
     assert done.stderr.count("cannot be started") == 3
 
